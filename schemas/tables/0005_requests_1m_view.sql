@@ -1,0 +1,34 @@
+-- Feeds requests_1m from every block that enters requests.
+CREATE MATERIALIZED VIEW requests_1m_view TO requests_1m AS
+SELECT
+    toStartOfMinute(toDateTime(ts, 'UTC')) AS minute,
+    pool,
+    model,
+    policy,
+    replica,
+    clock,
+    hit_class,
+    stream,
+    count() AS requests,
+    countIf(status != 'ok') AS failed,
+    countIf(status = 'lost') AS lost,
+    countIf(reason = 'fallback') AS fallbacks,
+    countIf(stolen) AS steals,
+    sum(r.moves) AS moves,
+    sum(r.prompt_tokens) AS prompt_tokens,
+    sumIf(r.prompt_tokens, isNotNull(r.cached_tokens)) AS reported_prompt_tokens,
+    sum(ifNull(r.cached_tokens, 0)) AS cached_tokens,
+    sum(ifNull(r.computed_tokens, 0)) AS computed_tokens,
+    sum(ifNull(r.completion_tokens, 0)) AS completion_tokens,
+    sum(ifNull(r.prompt_tokens_decided, 0)) AS decided_prompt_tokens,
+    sum(ifNull(r.predicted_cached_tokens, 0)) AS predicted_cached_tokens,
+    sum(ifNull(r.best_cached_tokens, 0)) AS best_cached_tokens,
+    sum(ifNull(r.regret_tokens, 0)) AS regret_tokens,
+    quantilesTDigestState(0.5, 0.95, 0.99)(r.ttft_us) AS ttft_us,
+    quantilesTDigestState(0.5, 0.95, 0.99)(r.tpot_us) AS tpot_us,
+    quantilesTDigestState(0.5, 0.95, 0.99)(r.e2e_us) AS e2e_us,
+    quantilesTDigestState(0.5, 0.95, 0.99)(r.decide_us) AS decide_us,
+    quantilesTDigestState(0.5, 0.95, 0.99)(r.wait_us) AS wait_us,
+    max(r.stream_seq) AS max_seq
+FROM requests AS r
+GROUP BY minute, pool, model, policy, replica, clock, hit_class, stream
