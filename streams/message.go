@@ -1,0 +1,65 @@
+package streams
+
+import (
+	"fmt"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
+
+	// Decode finds the message types of the contract in the registry.
+	_ "warmpath/schemas/warmpathv1"
+)
+
+// schemaHeader names the message type of the payload, such as
+// "warmpath.v1.Decided".
+const schemaHeader = "Warmpath-Schema"
+
+// Message is an event on its way into a stream.
+type Message struct {
+	Subject string
+	// ID makes resending harmless: the stream stores an id once within its
+	// duplicate window. Empty for a message that may be stored twice.
+	ID string
+	// Schema is the full protobuf name of what Data holds.
+	Schema string
+	Data   []byte
+}
+
+// NewMessage encodes m for subject. Same message, same bytes.
+func NewMessage(subject, id string, m proto.Message) (Message, error) {
+	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(m)
+	if err != nil {
+		return Message{}, fmt.Errorf("encode message %s for %s: %w", id, subject, err)
+	}
+	return Message{Subject: subject, ID: id, Schema: string(m.ProtoReflect().Descriptor().FullName()), Data: data}, nil
+}
+
+// Event is a message as a stream holds it. Data must not be changed, and is
+// valid for as long as it is referenced.
+type Event struct {
+	Stream string
+	// Seq is the position in the stream, from 1.
+	Seq uint64
+	// Time is when the server stored it.
+	Time    time.Time
+	Subject string
+	Schema  string
+	ID      string
+	Data    []byte
+}
+
+// Decode decodes the payload of an event by its schema name. It returns an
+// error for an unknown schema and for a payload that is not of it.
+func Decode(schema string, data []byte) (proto.Message, error) {
+	kind, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(schema))
+	if err != nil {
+		return nil, fmt.Errorf("schema %q is not known to this build: %w", schema, err)
+	}
+	m := kind.New().Interface()
+	if err := proto.Unmarshal(data, m); err != nil {
+		return nil, fmt.Errorf("decode %s: %w", schema, err)
+	}
+	return m, nil
+}
