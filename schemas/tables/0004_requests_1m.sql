@@ -13,6 +13,7 @@ CREATE TABLE requests_1m
 
     requests SimpleAggregateFunction(sum, UInt64),
     failed SimpleAggregateFunction(sum, UInt64),
+    cancelled SimpleAggregateFunction(sum, UInt64),
     lost SimpleAggregateFunction(sum, UInt64),
     fallbacks SimpleAggregateFunction(sum, UInt64),
     steals SimpleAggregateFunction(sum, UInt64),
