@@ -1,0 +1,79 @@
+package gateway
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"warmpath/streams"
+)
+
+// metrics are the gateway's figures for Prometheus.
+type metrics struct {
+	requests   *prometheus.CounterVec
+	ttft       *prometheus.HistogramVec
+	tpot       prometheus.Histogram
+	routeWait  prometheus.Histogram
+	fallbacks  *prometheus.CounterVec
+	moved      *prometheus.CounterVec
+	inFlight   prometheus.Gauge
+	prompt     prometheus.Counter
+	predicted  prometheus.Counter
+	cached     prometheus.Counter
+	unreported prometheus.Counter
+	unkeyed    prometheus.Counter
+	idsChanged *prometheus.CounterVec
+	lost       *prometheus.CounterVec
+	gaps       prometheus.Counter
+	circuit    prometheus.Gauge
+}
+
+// Buckets from the fastest hit on a small model to a long prompt in a queue.
+var secondsBuckets = []float64{.005, .01, .025, .05, .1, .2, .4, .8, 1.5, 3, 6, 12, 25, 50, 100, 200, 400}
+
+func newMetrics(reg prometheus.Registerer, publisher func() streams.PublisherStats, live func() float64) *metrics {
+	const namespace = "warmpath_gateway"
+	counter := func(name, help string) prometheus.Counter {
+		c := prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help})
+		reg.MustRegister(c)
+		return c
+	}
+	counters := func(name, help string, labels ...string) *prometheus.CounterVec {
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
+		reg.MustRegister(c)
+		return c
+	}
+	gauge := func(name, help string) prometheus.Gauge {
+		g := prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help})
+		reg.MustRegister(g)
+		return g
+	}
+	m := &metrics{
+		requests: counters("requests_total", "Requests by how they ended: ok, cancelled, upstream_error, no_replica, refused (the request was wrong), overloaded.", "status"),
+		ttft: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: "ttft_seconds", Buckets: secondsBuckets,
+			Help: "Arrival to first content, by what the engine reports of its cache: hit, miss, unknown; in the clock of --clock."}, []string{"cache"}),
+		tpot: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Name: "tpot_seconds",
+			Buckets: []float64{.002, .005, .01, .015, .02, .03, .04, .06, .1, .2, .5, 1}, Help: "Mean time per output token after the first."}),
+		routeWait: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Name: "route_wait_seconds",
+			Buckets: []float64{.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2}, Help: "Time a request waited for its decision."}),
+		fallbacks:  counters("fallbacks_total", "Decisions taken by the gateway itself, by why the router was not heard.", "cause"),
+		moved:      counters("moved_total", "Requests that left a replica before its first byte, by cause.", "cause"),
+		inFlight:   gauge("in_flight", "Requests being served now."),
+		prompt:     counter("prompt_tokens_total", "Prompt tokens of requests whose engine reported its cached tokens."),
+		predicted:  counter("predicted_cached_tokens_total", "Cached tokens that decisions predicted, over the same requests."),
+		cached:     counter("cached_tokens_total", "Cached tokens that engines reported."),
+		unreported: counter("cached_tokens_unreported_total", "Finished answers whose engine did not report cached tokens."),
+		unkeyed:    counter("unkeyed_requests_total", "Requests routed without block keys, because their token ids are not known."),
+		idsChanged: counters("request_ids_replaced_total", "X-Request-Id values that were not kept: invalid, or used shortly before.", "reason"),
+		lost:       counters("events_lost_total", "Events that could not be handed to the publisher, by kind.", "kind"),
+		gaps:       counter("publish_gaps_total", "Runs of events that the publisher gave up."),
+		circuit:    gauge("router_circuit_open", "1 while requests do not wait for the router after timeouts."),
+	}
+	reg.MustRegister(m.ttft, m.tpot, m.routeWait)
+	reg.MustRegister(
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: "publish_pending", Help: "Events published and not acknowledged yet."},
+			func() float64 { return float64(publisher().InFlight) }),
+		prometheus.NewCounterFunc(prometheus.CounterOpts{Namespace: namespace, Name: "publish_lost_total", Help: "Events that the publisher gave up."},
+			func() float64 { return float64(publisher().Lost) }),
+		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Namespace: namespace, Name: "live_replicas", Help: "Replicas of the pool with a recent heartbeat."}, live),
+	)
+	return m
+}
