@@ -63,7 +63,7 @@ func BenchmarkPublish(b *testing.B) {
 	for _, stream := range []string{"KV", "ROUTE"} {
 		for _, replicas := range []int{1, 3} {
 			b.Run(fmt.Sprintf("%s/copies=%d", stream, replicas), func(b *testing.B) {
-				url := ""
+				var url string
 				if replicas == 1 {
 					url = streamstest.Start(b).URL("")
 				} else {

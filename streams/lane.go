@@ -215,7 +215,7 @@ func (l *lane) send(n uint64) {
 }
 
 func headers(m Message) nats.Header {
-	h := nats.Header{schemaHeader: {m.Schema}}
+	h := nats.Header{schemaHeader: {m.Schema}, digestHeader: {Digest(m.Data)}}
 	if m.ID != "" {
 		h[nats.MsgIdHdr] = []string{m.ID}
 	}

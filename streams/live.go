@@ -304,6 +304,7 @@ func storedEvent(m *nats.Msg) (Event, error) {
 		Subject: headerValue(m.Header, jetstream.SubjectHeader),
 		Schema:  headerValue(m.Header, schemaHeader),
 		ID:      headerValue(m.Header, nats.MsgIdHdr),
+		Digest:  headerValue(m.Header, digestHeader),
 		Data:    m.Data,
 	}, nil
 }

@@ -1,6 +1,8 @@
 package streams
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"time"
 
@@ -15,6 +17,10 @@ import (
 // schemaHeader names the message type of the payload, such as
 // "warmpath.v1.Decided".
 const schemaHeader = "Warmpath-Schema"
+
+// digestHeader holds the SHA-256 of the payload in hex, so that an auditor sees
+// a stored event that was changed, also where nothing could be recomputed.
+const digestHeader = "Warmpath-Digest"
 
 // Message is an event on its way into a stream.
 type Message struct {
@@ -47,7 +53,15 @@ type Event struct {
 	Subject string
 	Schema  string
 	ID      string
-	Data    []byte
+	// Digest is what the publisher said the payload's Digest is; empty if nothing.
+	Digest string
+	Data   []byte
+}
+
+// Digest is the SHA-256 of a payload in hex.
+func Digest(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
 }
 
 // Decode decodes the payload of an event by its schema name. It returns an

@@ -137,6 +137,7 @@ func (p *pull) receive(m *nats.Msg) (event Event, pending uint64, ok bool, err e
 		Subject: m.Subject,
 		Schema:  headerValue(m.Header, schemaHeader),
 		ID:      headerValue(m.Header, nats.MsgIdHdr),
+		Digest:  headerValue(m.Header, digestHeader),
 		Data:    m.Data,
 	}, d.pending, true, nil
 }

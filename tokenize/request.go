@@ -190,7 +190,7 @@ const (
 // member reads the value of one top-level member and returns the offset after it.
 func (s *scanner) member(name []byte, at int) (next int, err error) {
 	r := s.request
-	bit := uint32(0)
+	var bit uint32
 	switch string(name) {
 	case "prompt":
 		bit = seenPrompt

@@ -41,7 +41,7 @@ func TestKeysAreTheEngines(t *testing.T) {
 	for i, c := range cases {
 		response := g.post(c.path, c.body, "X-Session-Id", "s-1")
 		_ = response.Body.Close()
-		if response.StatusCode != 200 {
+		if response.StatusCode != http.StatusOK {
 			t.Fatalf("%s: status %d", c.body, response.StatusCode)
 		}
 		q := router.requests()[i]
@@ -272,7 +272,7 @@ func TestOnlyReplicaIsBusy(t *testing.T) {
 	e := newEnv(t)
 	n := e.engine("engine-0", func(w http.ResponseWriter, _ *http.Request, _ []byte) {
 		w.Header().Set("Retry-After", "7")
-		http.Error(w, "the queue is full", 503)
+		http.Error(w, "the queue is full", http.StatusServiceUnavailable)
 	})
 	e.router(choose(n))
 	g := e.gateway(1, Config{})
@@ -291,7 +291,7 @@ func TestEngineRefuses(t *testing.T) {
 	e := newEnv(t)
 	bad := e.engine("engine-0", func(w http.ResponseWriter, _ *http.Request, _ []byte) {
 		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(400)
+		w.WriteHeader(http.StatusBadRequest)
 		_, _ = io.WriteString(w, `{"error":{"message":"temperature"}}`)
 	})
 	other := e.engine("engine-1", nil)

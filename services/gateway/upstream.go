@@ -153,7 +153,7 @@ func (x *exchange) try(address string) *failure {
 	defer readBuffers.Put(buffer)
 	source := &source{body: response.Body, buffer: buffer[:], watchdog: watchdog, idle: x.g.cfg.IdleTimeout}
 	first, err := source.next()
-	if len(first) == 0 && !(errors.Is(err, io.EOF) && response.StatusCode != http.StatusOK) {
+	if len(first) == 0 && (!errors.Is(err, io.EOF) || response.StatusCode == http.StatusOK) {
 		if errors.Is(err, io.EOF) {
 			return &failure{kind: kindEmpty, retry: true}
 		}

@@ -61,11 +61,11 @@ func (r *Router) foldIdle(ctx context.Context, stream string, head uint64) error
 		defer cancel()
 		s, err := r.js.Stream(ctx, stream)
 		if err != nil {
-			return nil //nolint:nilerr // the follower meets a lost stream itself, and says so
+			return nil // the follower meets a lost stream itself, and says so
 		}
 		info, err := s.Info(ctx, jetstream.WithDeletedDetails(true))
 		if err != nil {
-			return nil //nolint:nilerr // as above
+			return nil
 		}
 		deleted := info.State.Deleted
 		for seq := position + 1; seq <= head; seq++ {

@@ -25,6 +25,7 @@ type Line struct {
 	Subject string          `json:"subject"`
 	ID      string          `json:"id,omitempty"`
 	Schema  string          `json:"schema"`
+	Digest  string          `json:"digest,omitempty"`
 	Event   json.RawMessage `json:"event"`
 }
 
@@ -45,7 +46,7 @@ func Encode(e streams.Event) ([]byte, error) {
 		return nil, fmt.Errorf("%s %d: %w", e.Stream, e.Seq, err)
 	}
 	return json.Marshal(Line{
-		Stream: e.Stream, Seq: e.Seq, Time: e.Time.UTC(), Subject: e.Subject, ID: e.ID, Schema: e.Schema, Event: compact.Bytes(),
+		Stream: e.Stream, Seq: e.Seq, Time: e.Time.UTC(), Subject: e.Subject, ID: e.ID, Schema: e.Schema, Digest: e.Digest, Event: compact.Bytes(),
 	})
 }
 
@@ -69,6 +70,6 @@ func Decode(line []byte) (streams.Event, error) {
 		return streams.Event{}, err
 	}
 	return streams.Event{
-		Stream: l.Stream, Seq: l.Seq, Time: l.Time, Subject: l.Subject, Schema: l.Schema, ID: l.ID, Data: data,
+		Stream: l.Stream, Seq: l.Seq, Time: l.Time, Subject: l.Subject, Schema: l.Schema, ID: l.ID, Digest: l.Digest, Data: data,
 	}, nil
 }

@@ -44,6 +44,8 @@ type Result struct {
 	MatchesChecked int `json:"matches_checked"`
 	Moved          int `json:"moved"`
 	Finished       int `json:"finished"`
+	// Undigested are events that were stored without a digest.
+	Undigested int `json:"undigested"`
 	// Open are decided requests without an outcome yet.
 	Open int `json:"open"`
 	// Unverifiable are decisions whose KV history is no longer stored.
@@ -94,6 +96,7 @@ func (a *auditor) add(e streams.Event) error {
 	if m, ok := message.(interface{ GetPool() string }); ok && a.pool != "" && m.GetPool() != a.pool {
 		return nil
 	}
+	a.checkDigest(e, message)
 	switch m := message.(type) {
 	case *pb.Decided:
 		a.result.Decisions++
@@ -116,6 +119,28 @@ func (a *auditor) add(e streams.Event) error {
 		a.decided[m.RequestId] = true
 	}
 	return nil
+}
+
+// checkDigest holds an event against the digest it was published with. It finds
+// what cannot be recomputed, such as a changed seed or time.
+func (a *auditor) checkDigest(e streams.Event, message proto.Message) {
+	if e.Digest == "" {
+		a.result.Undigested++
+		return
+	}
+	digest := streams.Digest(e.Data)
+	if digest == e.Digest {
+		return
+	}
+	d := Difference{Seq: e.Seq, Field: "digest", Recorded: e.Digest, Recomputed: digest}
+	if m, ok := message.(interface {
+		GetPool() string
+		GetRequestId() string
+		GetAttempt() uint32
+	}); ok {
+		d.Pool, d.RequestID, d.Attempt = m.GetPool(), m.GetRequestId(), m.GetAttempt()
+	}
+	a.differ(d)
 }
 
 func (a *auditor) expectDecided(seq uint64, pool, request string, attempt uint32) {
@@ -194,7 +219,7 @@ func (a *auditor) auditPool(ctx context.Context, source reader, kv string, decis
 func apply(index *prefix.Index, e streams.Event) error {
 	message, err := streams.Decode(e.Schema, e.Data)
 	if err != nil {
-		return nil //nolintlint:nilerr // a router skips and counts it too
+		return nil // a router skips it too, and counts it
 	}
 	batch, ok := message.(*pb.KVBatch)
 	if !ok {

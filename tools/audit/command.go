@@ -28,7 +28,9 @@ type Command struct {
 
 // Run audits and prints. It returns an error when any decision differs, or
 // cannot be verified.
-func (c *Command) Run(ctx context.Context) error {
+func (c *Command) Run(ctx context.Context) error { return c.run(ctx, os.Stdout) }
+
+func (c *Command) run(ctx context.Context, stdout io.Writer) error {
 	opened, err := c.Open("warmpath-audit")
 	if err != nil {
 		return err
@@ -42,7 +44,7 @@ func (c *Command) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := c.print(os.Stdout, result); err != nil {
+	if err := c.print(stdout, result); err != nil {
 		return err
 	}
 	switch {
