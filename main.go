@@ -15,6 +15,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"warmpath/services/analytics"
+	"warmpath/services/bridge"
 	"warmpath/services/clickhouse"
 	"warmpath/services/clickhouse/tables"
 	"warmpath/services/dev"
@@ -30,6 +31,7 @@ type commands struct {
 	LogLevel slog.Level `help:"Least level that is logged: debug, info, warn or error." env:"WARMPATH_LOG_LEVEL" default:"info"`
 
 	Dev        dev.Command        `cmd:"" help:"Run everything in one process tree on loopback, and replay a trace through it."`
+	Bridge     bridge.Command     `cmd:"" help:"Stand beside an engine: keep it in the fleet and publish its load."`
 	Router     router.Command     `cmd:"" help:"Fold a pool's KV stream into a prefix index and answer where requests go."`
 	Gateway    gateway.Command    `cmd:"" help:"Serve the OpenAI API in front of a pool; publish decisions and outcomes."`
 	Analytics  analytics.Command  `cmd:"" help:"Write a row per request into ClickHouse, effectively once."`

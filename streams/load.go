@@ -47,3 +47,19 @@ func followLast(ctx context.Context, js jetstream.JetStream, cfg FollowConfig, h
 		cfg.await = true
 	}
 }
+
+// PutLoad publishes a load report and waits until it is stored. The error is the
+// server's, or names the field that is wrong.
+func PutLoad(ctx context.Context, js jetstream.JetStream, report *pb.LoadReport) error {
+	if _, err := fleetKey(report.GetPool(), report.GetReplica()); err != nil {
+		return fmt.Errorf("put load: %w", err)
+	}
+	m, err := NewMessage(LoadSubject(report.GetPool(), report.GetReplica()), "", report)
+	if err != nil {
+		return err
+	}
+	if _, err := js.PublishMsg(ctx, &nats.Msg{Subject: m.Subject, Header: headers(m), Data: m.Data}); err != nil {
+		return fmt.Errorf("put load of %s: %w", report.GetReplica(), err)
+	}
+	return nil
+}

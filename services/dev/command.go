@@ -51,7 +51,7 @@ type Command struct {
 	Baseline string             `help:"Policy to replay the same trace under afterwards, on a fleet of its own; none for none. Default: random with --exit, else none." placeholder:"POLICY"`
 	Exit     bool               `help:"Stop when the trace is done: exit 0 if every request succeeded and has exactly one row."`
 	JSON     bool               `help:"Print the report as one JSON object." name:"json"`
-	Seed     uint64             `help:"Seed of the traffic, the choice of sessions, and the decisions." default:"42"`
+	Seed     uint64             `help:"Seed of generated traffic, of token ids and of the decisions." default:"1"`
 
 	Pool        string `help:"Name of the pool." default:"demo"`
 	Replicas    int    `help:"Simulated engines." default:"8"`

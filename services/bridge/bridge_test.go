@@ -1,0 +1,186 @@
+package bridge
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	pb "warmpath/schemas/warmpathv1"
+	"warmpath/streams"
+	"warmpath/streams/streamstest"
+)
+
+// patience is how long a test waits for what must happen.
+const patience = 20 * time.Second
+
+// engine answers what a vLLM server does, as far as a bridge looks at it.
+type engine struct {
+	*httptest.Server
+	down    atomic.Bool
+	running atomic.Int32
+	models  string
+}
+
+func newEngine(t *testing.T) *engine {
+	e := &engine{models: `{"data":[{"id":"llama","parent":null},{"id":"sql-lora","parent":"llama"}]}`}
+	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case e.down.Load():
+			http.Error(w, "starting", http.StatusServiceUnavailable)
+		case r.URL.Path == "/v1/models":
+			fmt.Fprint(w, e.models)
+		case r.URL.Path == "/metrics":
+			fmt.Fprintf(w, `# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0"} %d
+vllm:num_requests_running{engine="1"} 1
+# TYPE vllm:gpu_cache_usage_perc gauge
+vllm:gpu_cache_usage_perc{engine="0"} 0.2
+vllm:gpu_cache_usage_perc{engine="1"} 0.4
+`, e.running.Load())
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	t.Cleanup(e.Close)
+	return e
+}
+
+func config(e *engine) Config {
+	return Config{Pool: "demo", Replica: "vllm-0", Engine: e.URL + "/", BlockTokens: 16, LoadEvery: 100 * time.Millisecond, Listen: "127.0.0.1:0"}
+}
+
+func next[T any](t *testing.T, what string, from <-chan T, good func(T) bool) T {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		select {
+		case v := <-from:
+			if good(v) {
+				return v
+			}
+		case <-deadline:
+			t.Fatalf("no %s", what)
+		}
+	}
+}
+
+func TestEngineIsInTheFleetWhileItAnswers(t *testing.T) {
+	server := streamstest.Start(t)
+	nc, js := streamstest.Connect(t, server.URL(""))
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	if _, err := (streams.Topology{Pools: []string{"demo"}, Replicas: 1}).Apply(ctx, js); err != nil {
+		t.Fatal(err)
+	}
+	e := newEngine(t)
+	bridge, err := New(config(e), js, prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	fleet, loads := make(chan *pb.FleetEntry, 100), make(chan *pb.LoadReport, 100)
+	go func() {
+		_ = streams.WatchFleet(ctx, js, "demo", func(entry *pb.FleetEntry, _ string) { fleet <- entry })
+	}()
+	go func() { _ = streams.FollowLoad(ctx, nc, js, "demo", func(r *pb.LoadReport) { loads <- r }) }()
+	life, stop := context.WithCancel(ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- bridge.Run(life) }()
+
+	entry := next(t, "entry", fleet, func(e *pb.FleetEntry) bool { return e != nil })
+	if entry.Model != "llama" || entry.Address != e.URL || entry.KvEvents || entry.BlockTokens != 16 || len(entry.Epoch) != 16 {
+		t.Errorf("entry is %v", entry)
+	}
+	r := next(t, "load", loads, func(*pb.LoadReport) bool { return true })
+	if r.GetRunning() != 1 || r.Waiting != nil || r.GetKvUsed() < 0.29 || r.GetKvUsed() > 0.31 {
+		t.Errorf("load is %v; waiting is not reported and must be absent", r)
+	}
+	e.running.Store(7)
+	next(t, "changed load", loads, func(r *pb.LoadReport) bool { return r.GetRunning() == 8 })
+
+	e.down.Store(true)
+	next(t, "leaving", fleet, func(e *pb.FleetEntry) bool { return e == nil })
+	e.down.Store(false)
+	again := next(t, "return", fleet, func(e *pb.FleetEntry) bool { return e != nil })
+	if string(again.Epoch) == string(entry.Epoch) {
+		t.Error("an engine that was away keeps its epoch, as if its cache were known")
+	}
+	stop()
+	next(t, "leaving at the end", fleet, func(e *pb.FleetEntry) bool { return e == nil })
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAnEngineWithSeveralModelsMustBeNamedOne(t *testing.T) {
+	e := newEngine(t)
+	e.models = `{"data":[{"id":"a"},{"id":"b"}]}`
+	bridge, err := New(config(e), nil, prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bridge.ask(context.Background()); err == nil || !strings.Contains(err.Error(), "--model") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestEveryGenerationOfNamesIsRead(t *testing.T) {
+	for engine, page := range map[string]string{
+		"vllm":   "vllm:num_requests_running 3\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc 0.5\n",
+		"sglang": "sglang:num_running_reqs 3\nsglang:num_queue_reqs 2\nsglang:token_usage 0.5\n",
+		"trtllm": "trtllm_num_requests_running 3\ntrtllm_num_requests_waiting 2\ntrtllm_kv_cache_utilization 0.5\n",
+	} {
+		bridge, err := New(config(newEngine(t)), nil, prometheus.NewRegistry())
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := bridge.readLoad([]byte(page))
+		if err != nil || r.GetRunning() != 3 || r.GetWaiting() != 2 || r.GetKvUsed() != 0.5 {
+			t.Errorf("%s: %v %v", engine, r, err)
+		}
+	}
+}
+
+func TestMistakesAreNamed(t *testing.T) {
+	e := newEngine(t)
+	for flag, change := range map[string]func(*Config){
+		"--pool":         func(c *Config) { c.Pool = "a b" },
+		"--replica":      func(c *Config) { c.Replica = "" },
+		"--engine":       func(c *Config) { c.Engine = "localhost:8000" },
+		"--block-tokens": func(c *Config) { c.BlockTokens = 0 },
+		"--load-every":   func(c *Config) { c.LoadEvery = time.Millisecond },
+	} {
+		cfg := config(e)
+		change(&cfg)
+		if _, err := New(cfg, nil, prometheus.NewRegistry()); err == nil || !strings.Contains(err.Error(), flag) {
+			t.Errorf("%s: got %v", flag, err)
+		}
+	}
+}
+
+func TestListenIsTaken(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	e := newEngine(t)
+	e.down.Store(true)
+	cfg := config(e)
+	cfg.Listen = l.Addr().String()
+	bridge, err := New(cfg, nil, prometheus.NewRegistry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := bridge.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "--listen") {
+		t.Errorf("got %v", err)
+	}
+}
