@@ -32,6 +32,10 @@ const (
 	// DefaultDuplicateWindow is the server's own default; a publisher gives up
 	// well before it ends, so that resending never stores a message twice.
 	DefaultDuplicateWindow = 2 * time.Minute
+	// applyTimeout and applyTries bound a change of one stream: a cluster that
+	// changes its leader may swallow a request, and asking again is harmless.
+	applyTimeout = 5 * time.Second
+	applyTries   = 6
 	// fleetMarkerTTL is how long the server keeps the marker of an entry that
 	// expired, for watchers that were away.
 	fleetMarkerTTL = time.Minute
@@ -292,15 +296,22 @@ func (t Topology) Apply(ctx context.Context, js jetstream.JetStream) ([]Change, 
 	return done, nil
 }
 
+// request asks the server once to create or update the stream.
+func (p plan) request(ctx context.Context, js jetstream.JetStream) (jetstream.Stream, error) {
+	ctx, cancel := context.WithTimeout(ctx, applyTimeout)
+	defer cancel()
+	if p.info == nil {
+		return js.CreateStream(ctx, p.want)
+	}
+	return js.UpdateStream(ctx, overlay(p.info.Config, p.want))
+}
+
 // apply creates or updates one stream, and makes sure that the server took it
 // all: an old server silently ignores fields that it does not know.
 func (p plan) apply(ctx context.Context, js jetstream.JetStream) error {
-	var stream jetstream.Stream
-	var err error
-	if p.info == nil {
-		stream, err = js.CreateStream(ctx, p.want)
-	} else {
-		stream, err = js.UpdateStream(ctx, overlay(p.info.Config, p.want))
+	stream, err := p.request(ctx, js)
+	for tries := 1; err != nil && errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil && tries < applyTries; tries++ {
+		stream, err = p.request(ctx, js)
 	}
 	if err != nil {
 		return fmt.Errorf("apply stream %s: %w", p.want.Name, err)

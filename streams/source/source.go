@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"sort"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -78,19 +77,6 @@ func (s *Streams) Bounds(ctx context.Context, stream string) (first, last uint64
 		return state.LastSeq + 1, state.LastSeq, nil
 	}
 	return state.FirstSeq, state.LastSeq, nil
-}
-
-// Pools returns the pools that have a KV stream, sorted.
-func (s *Streams) Pools(ctx context.Context) ([]string, error) {
-	names := s.js.StreamNames(ctx)
-	var pools []string
-	for name := range names.Name() {
-		if pool, ok := strings.CutPrefix(name, streams.KVStream("")); ok {
-			pools = append(pools, pool)
-		}
-	}
-	sort.Strings(pools)
-	return pools, names.Err()
 }
 
 // At returns the first sequence stored at or after a time, or last+1 when there

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"sync"
 	"time"
@@ -32,7 +33,9 @@ var errLimit = errors.New("limit reached")
 
 // Run prints until ctx ends, the limit is reached, or, with --all or --data,
 // the end of the streams is.
-func (c *Command) Run(ctx context.Context) error {
+func (c *Command) Run(ctx context.Context) error { return c.run(ctx, os.Stdout) }
+
+func (c *Command) run(ctx context.Context, stdout io.Writer) error {
 	opened, err := c.Open("warmpath-tail")
 	if err != nil {
 		return err
@@ -41,7 +44,7 @@ func (c *Command) Run(ctx context.Context) error {
 	if len(c.Streams) == 0 {
 		c.Streams = []string{streams.RouteStream}
 	}
-	out := &printer{w: bufio.NewWriter(os.Stdout), limit: c.Limit}
+	out := &printer{w: bufio.NewWriter(stdout), limit: c.Limit}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, stream := range c.Streams {
 		group.Go(func() error { return c.print(ctx, opened, stream, out) })
