@@ -44,8 +44,10 @@ type Result struct {
 	MatchesChecked int `json:"matches_checked"`
 	Moved          int `json:"moved"`
 	Finished       int `json:"finished"`
-	// Undigested are events that were stored without a digest.
+	// Undigested are events without a digest, where those are allowed.
 	Undigested int `json:"undigested"`
+	// BeforeRange are outcomes of decisions that stand before the first event read.
+	BeforeRange int `json:"before_range"`
 	// Open are decided requests without an outcome yet.
 	Open int `json:"open"`
 	// Unverifiable are decisions whose KV history is no longer stored.
@@ -76,13 +78,23 @@ type auditor struct {
 	pool      string // "" for every pool
 	result    Result
 	decisions map[string][]recorded // by pool
-	decided   map[string]bool       // by request id, true when finished
+	requests  map[string]*request   // by request id
 	faulty    map[uint64]bool       // route sequences with a difference
+	// allowUndigested passes events that carry no digest.
+	allowUndigested bool
+	// first and last are the sequences read so far.
+	first, last uint64
+}
+
+// request is what the route stream said of a request so far.
+type request struct {
+	chosen   map[uint32]string // by attempt
+	finished bool
 }
 
 func newAuditor(pool string) *auditor {
 	return &auditor{
-		pool: pool, decisions: map[string][]recorded{}, decided: map[string]bool{}, faulty: map[uint64]bool{},
+		pool: pool, decisions: map[string][]recorded{}, requests: map[string]*request{}, faulty: map[uint64]bool{},
 		result: Result{Differences: []Difference{}},
 	}
 }
@@ -93,61 +105,26 @@ func (a *auditor) add(e streams.Event) error {
 	if err != nil {
 		return fmt.Errorf("route seq %d: %w", e.Seq, err)
 	}
+	a.checkOrder(e)
 	if m, ok := message.(interface{ GetPool() string }); ok && a.pool != "" && m.GetPool() != a.pool {
 		return nil
 	}
-	a.checkDigest(e, message)
+	event, ok := message.(routed)
+	if !ok {
+		return fmt.Errorf("route seq %d: %s is no event of the route stream", e.Seq, e.Schema)
+	}
+	a.checkDigest(e, event)
+	a.checkPlace(e, event)
 	switch m := message.(type) {
 	case *pb.Decided:
-		a.result.Decisions++
-		a.decisions[m.Pool] = append(a.decisions[m.Pool], recorded{e.Seq, m})
-		if !a.decided[m.RequestId] {
-			a.decided[m.RequestId] = false
-		}
+		a.decide(e.Seq, m)
 	case *pb.Moved:
 		a.result.Moved++
-		a.expectDecided(e.Seq, m.Pool, m.RequestId, m.Attempt)
+		a.expectChosen(e.Seq, m, m.From)
 	case *pb.Finished:
-		a.result.Finished++
-		if m.Status != pb.Status_STATUS_NO_REPLICA {
-			a.expectDecided(e.Seq, m.Pool, m.RequestId, m.Attempt)
-		}
-		if a.decided[m.RequestId] {
-			a.differ(Difference{Pool: m.Pool, RequestID: m.RequestId, Attempt: m.Attempt, Seq: e.Seq,
-				Field: "outcome", Recorded: "a second time", Recomputed: "once a request"})
-		}
-		a.decided[m.RequestId] = true
+		a.finished(e.Seq, m)
 	}
 	return nil
-}
-
-// checkDigest holds an event against the digest it was published with. It finds
-// what cannot be recomputed, such as a changed seed or time.
-func (a *auditor) checkDigest(e streams.Event, message proto.Message) {
-	if e.Digest == "" {
-		a.result.Undigested++
-		return
-	}
-	digest := streams.Digest(e.Data)
-	if digest == e.Digest {
-		return
-	}
-	d := Difference{Seq: e.Seq, Field: "digest", Recorded: e.Digest, Recomputed: digest}
-	if m, ok := message.(interface {
-		GetPool() string
-		GetRequestId() string
-		GetAttempt() uint32
-	}); ok {
-		d.Pool, d.RequestID, d.Attempt = m.GetPool(), m.GetRequestId(), m.GetAttempt()
-	}
-	a.differ(d)
-}
-
-func (a *auditor) expectDecided(seq uint64, pool, request string, attempt uint32) {
-	if _, ok := a.decided[request]; !ok {
-		a.differ(Difference{Pool: pool, RequestID: request, Attempt: attempt, Seq: seq,
-			Field: "decision", Recorded: "none", Recomputed: "one before its outcome"})
-	}
 }
 
 // finish derives every decision again. kv names a pool's KV stream.
@@ -162,8 +139,8 @@ func (a *auditor) finish(ctx context.Context, source reader, kv func(pool string
 			return nil, fmt.Errorf("pool %s: %w", pool, err)
 		}
 	}
-	for _, finished := range a.decided {
-		if !finished {
+	for _, r := range a.requests {
+		if !r.finished {
 			a.result.Open++
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -96,7 +98,17 @@ func (r *recording) fallback(id string, keys ...uint64) {
 }
 
 func (r *recording) finish(id string, attempt uint32) {
-	r.events = append(r.events, &pb.Finished{Pool: pool, Gateway: "gw", RequestId: id, Attempt: attempt, Status: pb.Status_STATUS_OK})
+	r.events = append(r.events, &pb.Finished{Pool: pool, Gateway: "gw", RequestId: id, Attempt: attempt, Status: pb.Status_STATUS_OK, Replica: r.chosenBy(id, attempt)})
+}
+
+// chosenBy is what the last decision of an attempt chose; "" without one.
+func (r *recording) chosenBy(id string, attempt uint32) (chosen string) {
+	for _, e := range r.events {
+		if d, ok := e.(*pb.Decided); ok && d.RequestId == id && d.Attempt == attempt {
+			chosen = d.Chosen
+		}
+	}
+	return chosen
 }
 
 // record makes a history with everything in it: hits, evictions, a move, a
@@ -110,7 +122,7 @@ func record(t *testing.T) *recording {
 	r.remove(0, 2, 3)
 	r.store(1, 2, 2, 3, 4)
 	r.decide("b", 0, 1, 2, 3, 4)
-	r.events = append(r.events, &pb.Moved{Pool: pool, RequestId: "b", From: "engine-1", Cause: "dial"})
+	r.events = append(r.events, &pb.Moved{Pool: pool, Gateway: "gw", RequestId: "b", From: r.decision(1).Chosen, Cause: "dial"})
 	r.decide("b", 1, 1, 2, 3, 4)
 	r.finish("b", 1)
 	r.fallback("c", 7, 8)
@@ -195,6 +207,17 @@ func (r *recording) decision(n int) *pb.Decided {
 	return nil
 }
 
+// outcome returns the first recorded outcome.
+func (r *recording) outcome() *pb.Finished {
+	for _, e := range r.events {
+		if f, ok := e.(*pb.Finished); ok {
+			return f
+		}
+	}
+	r.t.Fatal("no outcome")
+	return nil
+}
+
 // What is changed here is published as if it had been so from the start, digest
 // and all: only the recomputation can find it.
 func TestForgedDecisionsAreFound(t *testing.T) {
@@ -211,6 +234,7 @@ func TestForgedDecisionsAreFound(t *testing.T) {
 		"keys":                    func(r *recording) { r.decision(0).Keys = r.decision(0).Keys[:2] },
 		"outcome":                 func(r *recording) { r.finish("a", 0) },
 		"decision":                func(r *recording) { r.finish("never-decided", 0) },
+		"replica":                 func(r *recording) { r.outcome().Replica = "engine-9" },
 		"choice":                  func(r *recording) { r.decision(0).Policy.Name = "unheard_of" },
 	} {
 		t.Run(field, func(t *testing.T) {
@@ -233,7 +257,16 @@ func TestForgedDecisionsAreFound(t *testing.T) {
 func TestEditedFileIsFound(t *testing.T) {
 	r := record(t)
 	path := filepath.Join(t.TempDir(), "route.jsonl")
-	for _, edit := range []struct{ old, new string }{{"", ""}, {`"seed":"42"`, `"seed":"43"`}} {
+	first := regexp.MustCompile(`^.*\n`)
+	for name, edit := range map[string]func(string) string{
+		"":                 func(text string) string { return text },
+		"seed":             func(text string) string { return strings.Replace(text, `"seed":"42"`, `"seed":"43"`, 1) },
+		"no digest":        func(text string) string { return regexp.MustCompile(`"digest":"\w+",`).ReplaceAllString(text, "") },
+		"another gateway":  func(text string) string { return strings.Replace(text, "route.demo.gw", "route.demo.gw2", 1) },
+		"a line twice":     func(text string) string { return text + first.FindString(text) },
+		"a line less":      func(text string) string { return strings.Join(slices.Delete(strings.SplitAfter(text, "\n"), 2, 3), "") },
+		"without its head": func(text string) string { return first.ReplaceAllString(text, "") },
+	} {
 		var lines bytes.Buffer
 		for i, e := range r.events {
 			m, err := streams.NewMessage(streams.RouteSubject(pool, "gw"), fmt.Sprint(i), e)
@@ -247,16 +280,17 @@ func TestEditedFileIsFound(t *testing.T) {
 			}
 			lines.Write(append(line, '\n'))
 		}
-		text := lines.String()
-		if edit.old != "" {
-			text = strings.Replace(text, edit.old, edit.new, 1)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(path, []byte(edit(lines.String())), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		result, err := r.audit(func(c *Command) { c.Decisions = path })
-		if edited := edit.old != ""; edited != (err != nil) {
-			t.Errorf("edited %t: %v %v", edited, err, result.Differences)
+		// A range that starts later is no tampering: what it lacks is counted.
+		fine := name == "" || name == "without its head"
+		if fine != (err == nil) {
+			t.Errorf("%q: %v %v", name, err, result.Differences)
+		}
+		if name == "without its head" && result.BeforeRange == 0 {
+			t.Error("an outcome without its decision is not counted")
 		}
 	}
 }

@@ -17,13 +17,14 @@ import (
 // Command is `warmpath audit`.
 type Command struct {
 	source.Flags
-	Pool        string `help:"Audit this pool only; default every pool that decided."`
-	RouteStream string `default:"ROUTE" help:"Stream with the decisions, such as a copy of ROUTE."`
-	KVStream    string `name:"kv-stream" help:"Stream with the KV events; default KV_<pool>."`
-	From        uint64 `help:"First sequence of the route stream to audit."`
-	To          uint64 `help:"Last sequence of the route stream to audit; 0 means the newest."`
-	Decisions   string `help:"Read the decisions from a file that warmpath tail printed (- for standard input) instead of a stream."`
-	JSON        bool   `name:"json" help:"Print the result as one JSON object."`
+	Pool            string `help:"Audit this pool only; default every pool that decided."`
+	RouteStream     string `default:"ROUTE" help:"Stream with the decisions, such as a copy of ROUTE."`
+	KVStream        string `name:"kv-stream" help:"Stream with the KV events; default KV_<pool>."`
+	From            uint64 `help:"First sequence of the route stream to audit."`
+	To              uint64 `help:"Last sequence of the route stream to audit; 0 means the newest."`
+	Decisions       string `help:"Read the decisions from a file that warmpath tail printed (- for standard input) instead of a stream."`
+	AllowUndigested bool   `help:"Pass events that carry no digest, such as those of a publisher that is not Warmpath's."`
+	JSON            bool   `name:"json" help:"Print the result as one JSON object."`
 }
 
 // Run audits and prints. It returns an error when any decision differs, or
@@ -37,6 +38,7 @@ func (c *Command) run(ctx context.Context, stdout io.Writer) error {
 	}
 	defer opened.Close()
 	auditor := newAuditor(c.Pool)
+	auditor.allowUndigested = c.AllowUndigested
 	if err := c.readDecisions(ctx, opened, auditor); err != nil {
 		return err
 	}
@@ -84,7 +86,7 @@ func (c *Command) print(w io.Writer, r *Result) error {
 	if len(r.Differences) == maxDifferences {
 		fmt.Fprintln(w, "… and possibly more")
 	}
-	_, err := fmt.Fprintf(w, "%d decisions: %d recomputed (%d fallbacks), %d matches derived from the KV stream, %d moved, %d finished, %d open, %d unverifiable, %d differ\n",
-		r.Decisions, r.Recomputed, r.Fallbacks, r.MatchesChecked, r.Moved, r.Finished, r.Open, r.Unverifiable, r.Differing)
+	_, err := fmt.Fprintf(w, "%d decisions: %d recomputed (%d fallbacks), %d matches derived from the KV stream, %d moved, %d finished, %d open, %d decided before the range, %d without digest, %d unverifiable, %d differ\n",
+		r.Decisions, r.Recomputed, r.Fallbacks, r.MatchesChecked, r.Moved, r.Finished, r.Open, r.BeforeRange, r.Undigested, r.Unverifiable, r.Differing)
 	return err
 }
