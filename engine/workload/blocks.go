@@ -125,6 +125,13 @@ func (b *blockLines) end() error {
 		slices.SortStableFunc(t.Sessions[i].Requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
 	}
 	slices.SortStableFunc(t.Sessions, func(a, b Session) int { return cmp.Compare(a.Requests[0].At, b.Requests[0].At) })
+	// A slice of a longer recording starts late; its replay need not wait for it.
+	start := t.Sessions[0].Requests[0].At
+	for i := range t.Sessions {
+		for j := range t.Sessions[i].Requests {
+			t.Sessions[i].Requests[j].At -= start
+		}
+	}
 	return nil
 }
 

@@ -42,7 +42,7 @@ const (
 // Command is `warmpath dev`.
 type Command struct {
 	Trace    string `help:"Trace to replay: Mooncake's form, run-length sessions, or chat messages; plain or gzip. With --exit and no trace, traffic is generated." type:"path" placeholder:"FILE"`
-	Sessions int    `help:"Take this many sessions of the trace; 0 for all."`
+	Sessions int    `help:"Take this many sessions of the trace, and run them all at a time (see --users); 0 for all. Of recorded agent sessions those closest to the mean size, so that a few giants do not decide the figures; else the first ones."`
 	Requests int    `help:"Take this many requests of the trace; 0 for all."`
 	Users    int    `help:"Sessions at a time, where the trace has no arrival times; 0 for all of --sessions, or else 32."`
 
@@ -184,11 +184,11 @@ func (c *Command) plan() (*plan, error) {
 		return nil, fmt.Errorf("--pool: %w", err)
 	}
 	for _, f := range []struct {
-		flag string
-		n    int
-	}{{"--replicas", c.Replicas - 1}, {"--blocks", c.Blocks}, {"--block-tokens", c.BlockTokens}, {"--sessions", c.Sessions}, {"--requests", c.Requests}, {"--users", c.Users}} {
-		if f.n < 0 {
-			return nil, fmt.Errorf("%s is too small", f.flag)
+		flag     string
+		n, least int
+	}{{"--replicas", c.Replicas, 1}, {"--blocks", c.Blocks, 0}, {"--block-tokens", c.BlockTokens, 0}, {"--sessions", c.Sessions, 0}, {"--requests", c.Requests, 0}, {"--users", c.Users, 0}} {
+		if f.n < f.least {
+			return nil, fmt.Errorf("%s is %d; give at least %d", f.flag, f.n, f.least)
 		}
 	}
 	if c.Speed != speedModel {

@@ -131,7 +131,7 @@ func (f *pool) startEngines(h *house, p *plan) error {
 	for i := range p.Replicas {
 		server, err := simengine.New(simengine.Config{
 			Pool: f.name, Replica: fmt.Sprintf("engine-%d", i), Listen: "127.0.0.1:0", Model: p.Model, GPU: p.GPU,
-			Blocks: p.Blocks, BlockTokens: p.BlockTokens, Clock: f.clock, ModelTime: p.speed == 0,
+			Blocks: p.Blocks, BlockTokens: p.BlockTokens, Clock: f.clock, ModelTime: p.speed == 0, Timing: p.speed != 1,
 			Hooks: f.hooks.hooks(), Seed: p.Seed + uint64(i),
 		}, nc, js, prometheus.NewRegistry())
 		if err != nil {
@@ -168,9 +168,11 @@ func (f *pool) startServices(ctx context.Context, h *house, p *plan) error {
 			fmt.Sprintf("--seed=%d", p.Seed)}, paramFlags(f.params)...),
 		env: []string{h.natsEnv(streams.RoleRouter)},
 	}
-	clock := "wall"
+	clock := "model"
+	if p.speed == 1 {
+		clock = "wall" // the same, and the host's share shows too
+	}
 	if p.speed == 0 {
-		clock = "model"
 		// Engines report before each decision, so that no report is older than an
 		// earlier decision; the grace would count requests twice.
 		f.router.args = append(f.router.args, "--dispatch-grace=0s")

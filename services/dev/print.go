@@ -12,10 +12,10 @@ import (
 // clockMeans says what durations are, by the report's clock and the engines' speed.
 func clockMeans(clock string, speed float64) string {
 	switch {
+	case clock == "model" && speed != 0:
+		return fmt.Sprintf("durations are by the engines' clock, %g times as fast as the wall's: those of the modelled hardware, within what this machine keeps up with", speed)
 	case clock == "model":
 		return "durations are by the engines' model clock: true to the modelled hardware, not to this machine"
-	case clock == "wall" && speed != 1:
-		return fmt.Sprintf("durations are by the gateway's wall clock, while engines and arrivals ran %g times as fast", speed)
 	case clock == "wall":
 		return "durations are by the gateway's wall clock"
 	}

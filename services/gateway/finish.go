@@ -65,8 +65,8 @@ func (x *exchange) measure(f *pb.Finished) {
 	m.requests.WithLabelValues(statusNames[f.Status]).Inc()
 	cache := "unknown"
 	switch {
-	case f.CachedTokens == nil:
-	case *f.CachedTokens > 0:
+	case f.CachedTokens == nil || f.PromptTokens == nil:
+	case *f.CachedTokens*2 >= f.GetPromptTokens():
 		cache = "hit"
 	default:
 		cache = "miss"

@@ -49,7 +49,7 @@ func newMetrics(reg prometheus.Registerer, publisher func() streams.PublisherSta
 	m := &metrics{
 		requests: counters("requests_total", "Requests by how they ended: ok, cancelled, upstream_error, no_replica, refused (the request was wrong), overloaded.", "status"),
 		ttft: prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: namespace, Name: "ttft_seconds", Buckets: secondsBuckets,
-			Help: "Arrival to first content, by what the engine reports of its cache: hit, miss, unknown; in the clock of --clock."}, []string{"cache"}),
+			Help: "Arrival to first content, by what the engine reports of its cache: hit (at least half of the prompt), miss, unknown; in the clock of --clock."}, []string{"cache"}),
 		tpot: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Name: "tpot_seconds",
 			Buckets: []float64{.002, .005, .01, .015, .02, .03, .04, .06, .1, .2, .5, 1}, Help: "Mean time per output token after the first."}),
 		routeWait: prometheus.NewHistogram(prometheus.HistogramOpts{Namespace: namespace, Name: "route_wait_seconds",

@@ -49,7 +49,7 @@ func (s *Server) complete(w http.ResponseWriter, r *http.Request, chat bool) {
 	}
 	defer s.abort(t) // does nothing once it has finished
 	w.Header().Set("X-Request-Id", c.requestID)
-	a := newAnswer(c, s.cfg.Model, s.cfg.ModelTime)
+	a := newAnswer(c, s.cfg.Model, s.cfg.ModelTime || s.cfg.Timing)
 	if c.stream {
 		s.stream(w, r, t, a)
 		return

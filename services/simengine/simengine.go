@@ -65,6 +65,9 @@ type Config struct {
 	// model only, tokens after the first are not streamed one by one, and load is
 	// published by Settle alone.
 	ModelTime bool
+	// Timing puts the engine's own durations, by Clock, into answers; with ModelTime
+	// they are always there.
+	Timing bool
 	// Hooks follow requests.
 	Hooks Hooks
 	// Seed varies the text that is generated.

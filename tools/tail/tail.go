@@ -57,20 +57,21 @@ func (c *Command) run(ctx context.Context, stdout io.Writer) error {
 }
 
 func (c *Command) print(ctx context.Context, opened *source.Streams, stream string, out *printer) error {
-	if c.All || c.Data != "" {
-		return opened.Read(ctx, stream, c.From, 0, out.print)
-	}
+	stored := c.All || c.Data != ""
 	from := c.From
 	var err error
 	switch {
 	case c.Since > 0:
 		from, err = opened.At(ctx, stream, time.Now().Add(-c.Since))
-	case from == 0:
+	case from == 0 && !stored:
 		_, from, err = opened.Bounds(ctx, stream)
 		from++
 	}
 	if err != nil {
 		return err
+	}
+	if stored {
+		return opened.Read(ctx, stream, from, 0, out.print)
 	}
 	return opened.Follow(ctx, stream, from, out.print)
 }

@@ -74,6 +74,7 @@ func TestTail(t *testing.T) {
 		"from":           {Command{All: true, From: 2}, "[b c]"},
 		"from, live":     {Command{From: 3, Limit: 1}, "[c]"},
 		"since":          {Command{Since: time.Hour, Limit: 3}, "[a b c]"},
+		"stored since":   {Command{All: true, Since: time.Nanosecond}, "[]"},
 		"another stream": {Command{All: true, Streams: []string{streams.KVStream("demo")}}, "[]"},
 	} {
 		if got := printed(t, server.URL(""), test.command); got != test.want {
