@@ -3,6 +3,7 @@ package streamstest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"path/filepath"
@@ -51,9 +52,36 @@ func Restart(t testing.TB, s *natsserver.Server) *natsserver.Server {
 	return start(t, s.Config())
 }
 
+// clusterTries bounds how often a cluster is started: a port that was free may
+// be taken by another test before its server listens on it.
+const clusterTries = 3
+
 // Cluster starts n clustered servers that stop with the test, and waits until
 // JetStream has a leader that all of them follow.
 func Cluster(t testing.TB, n int) []*natsserver.Server {
+	t.Helper()
+	var started []*natsserver.Server
+	var err error
+	for range clusterTries {
+		if started, err = startCluster(t, n); err == nil {
+			break
+		}
+		t.Logf("cluster did not start: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range started {
+		t.Cleanup(s.Shutdown)
+	}
+	for _, s := range started {
+		Until(t, s.JetStreamReady)
+	}
+	return started
+}
+
+// startCluster starts all servers or none.
+func startCluster(t testing.TB, n int) ([]*natsserver.Server, error) {
 	t.Helper()
 	peers := make([]string, n)
 	ports := make([]int, n)
@@ -80,16 +108,16 @@ func Cluster(t testing.TB, n int) []*natsserver.Server {
 	for range n {
 		<-done
 	}
+	err := errors.Join(errs...)
+	if err == nil {
+		return started, nil
+	}
 	for i, s := range started {
-		if errs[i] != nil {
-			t.Fatal(errs[i])
+		if errs[i] == nil {
+			s.Shutdown()
 		}
-		t.Cleanup(s.Shutdown)
 	}
-	for _, s := range started {
-		Until(t, s.JetStreamReady)
-	}
-	return started
+	return nil, err
 }
 
 // freePort asks the system for a port. Somebody else could take it before the
