@@ -28,6 +28,11 @@ type change struct {
 	kind changeKind
 	tier Tier
 	keys []blockkey.Key
+	// parent is the key before the first one, when parented. depth is the first
+	// key's place in its prompt where that is known already, else 0.
+	parent   blockkey.Key
+	parented bool
+	depth    uint32
 }
 
 type changeKind uint8
@@ -82,7 +87,11 @@ func FromProto(b *pb.KVBatch, position uint64) (Batch, error) {
 func changeFromProto(e *pb.KVEvent) (c change, known bool, err error) {
 	switch event := e.GetEvent().(type) {
 	case *pb.KVEvent_Store:
-		return tierChange(store, event.Store.GetTier(), event.Store.GetKeys())
+		c, known, err = tierChange(store, event.Store.GetTier(), event.Store.GetKeys())
+		if p := event.Store.GetParent(); event.Store != nil && event.Store.Parent != nil {
+			c.parent, c.parented = p, true
+		}
+		return c, known, err
 	case *pb.KVEvent_Remove:
 		return tierChange(remove, event.Remove.GetTier(), event.Remove.GetKeys())
 	case *pb.KVEvent_Clear:

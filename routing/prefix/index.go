@@ -8,40 +8,90 @@
 //
 // Equal streams give equal answers: nothing here reads a clock, draws a random
 // number or depends on the order of a map.
+//
+// DESIGN.md says how it is built, what else was measured, and what it costs.
 package prefix
 
 import (
-	"bytes"
+	"math/bits"
 	"slices"
 	"strings"
 	"sync"
+	"unsafe"
 
 	"warmpath/routing/blockkey"
 )
 
+// Config bounds an index. The zero value has no bounds.
+type Config struct {
+	// MaxBytes is a hard limit of the index's memory, as Stats.Bytes counts it;
+	// over it the deepest blocks go, counted in Stats.Evicted. 0 is no limit. It
+	// bounds what the index keeps: while a segment is rebuilt its old and new
+	// slots exist both, and the runtime's collector needs room of its own.
+	MaxBytes int64
+}
+
 // Index is the exact prefix index of one pool. One goroutine at a time may call
-// Apply and Drop; any number may read. A reader sees a batch wholly or not at all.
+// Apply, Drop, AppendSnapshot and Visit (those that come together wait for
+// each other); any number may read meanwhile. A reader sees a batch wholly or not
+// at all.
 type Index struct {
-	mu       sync.RWMutex
-	banks    []*bank
+	// writer is held by who changes the index or needs it not to change; gate
+	// keeps readers and changes apart, for one batch at a time.
+	writer sync.Mutex
+	gate   gate
+
+	cfg   Config
+	table table
+	sets  sets
+	// owners is the replica of each lane, nil for none; live, dirty and sweeping
+	// are lanes in bits: in use; dead, with blocks left; and dead when the
+	// running sweep began.
+	owners                []*replica
+	live, dirty, sweeping []uint64
+	dead                  int // lanes in dirty
+	cursor                int // segment that the sweep comes to next
+	hand                  int // segment that eviction comes to next
+
 	replicas map[string]*replica
 	// sorted is the replicas by name; a replica's order is its place here.
 	sorted   []*replica
 	position uint64
 	stats    Stats
+	// fixed is the memory of what is kept per replica; touches counts what all
+	// histories have noted.
+	fixed   int64
+	touches int
+
+	members []element // scratch
+	sink    uint32    // keeps warm's reads
 }
 
-// replica is one replica's current epoch.
+// replica is one replica's current epoch. It has a lane: a number in the sets of
+// holders. When its life ends the lane is taken out of live, which takes its
+// blocks away at once; what is left in the table is swept later, a few segments a
+// batch, and only then is the lane used again.
 type replica struct {
-	name    string
-	order   int
-	epoch   Epoch
-	seq     uint64
-	suspect bool
-	// entries counts the (tier, key) pairs that the replica holds.
-	entries int
-	bank    *bank
-	slot    int
+	name  string
+	order int
+	lane  int
+	epoch Epoch
+	seq   uint64
+	// unsure is true when what the replica holds can no longer be made good in
+	// this epoch; history is what is missing and may still come.
+	unsure  bool
+	history history
+	// entries counts the keys held, per tier.
+	entries [NumTiers]int
+}
+
+// suspect says whether a part of the replica's history is missing.
+func (r *replica) suspect() bool {
+	return r.unsure || r.history.open()
+}
+
+func (r *replica) total() int {
+	return r.entries[GPU] + r.entries[CPU] + r.entries[Disk] + r.entries[Remote]
 }
 
 // Applied says what a batch did.
@@ -55,11 +105,14 @@ type Applied struct {
 	Unknown int
 	// NewEpoch is true for the first batch of an epoch that the index sees.
 	NewEpoch bool
-	// Stale is true for a batch of an earlier epoch, Duplicate for one whose seq
-	// was passed already. Both are ignored.
+	// Stale is true for a batch of an earlier epoch, Duplicate for one that was
+	// applied already or was given up. Both are ignored.
 	Stale, Duplicate bool
 	// Gap is how many batches of the epoch are missing before this one.
 	Gap uint64
+	// Late is true for a batch that was missing and came after later ones: it
+	// changes what no later one has changed since.
+	Late bool
 	// Cleared is true when the batch emptied the replica's cache on the way.
 	Cleared bool
 }
@@ -71,26 +124,55 @@ type Stats struct {
 	// Entries is the (replica, tier, key) triples held. Keys is the table's
 	// entries, those of dead lives included until they are swept.
 	Entries, Keys int
+	// Sets is how many different sets of two holders or more there are.
+	Sets int
 	// Batches seen, of which Stale and Duplicates were ignored.
 	Batches, Stale, Duplicates uint64
-	// Gaps is how often batches were missing, Missing how many.
-	Gaps, Missing uint64
+	// Gaps is how often batches were missing, Missing how many, Late how many of
+	// those came after all.
+	Gaps, Missing, Late uint64
 	// UnknownRemovals counts removals of what was not held, UnknownEvents events
 	// of a later schema.
 	UnknownRemovals, UnknownEvents uint64
+	// Tiers parts Entries by tier.
+	Tiers [NumTiers]int
+	// Bytes is the index's memory, Evicted the entries that went because it would
+	// have passed Config.MaxBytes.
+	Bytes   int64
+	Evicted uint64
 }
 
-// New returns an empty index at position 0.
+// New returns an empty index at position 0 without bounds.
 func New() *Index {
-	return &Index{replicas: map[string]*replica{}}
+	return NewWith(Config{})
+}
+
+// NewWith returns an empty index at position 0 that keeps to cfg.
+func NewWith(cfg Config) *Index {
+	return &Index{cfg: cfg, replicas: map[string]*replica{}, sets: newSets()}
 }
 
 // Apply folds the next batch of the stream into the index. A batch whose seq is
 // not the one expected is applied all the same, and its replica is suspect until
-// its next epoch. A batch that was applied before changes nothing.
+// the missing ones have come or its next epoch. A batch that was applied before
+// changes nothing.
 func (x *Index) Apply(b Batch) Applied {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.writer.Lock()
+	defer x.writer.Unlock()
+	if !x.ends(b) {
+		x.sweep()
+	}
+	for _, c := range b.changes {
+		x.sink += x.table.warm(c.keys)
+	}
+	x.gate.lock()
+	a := x.apply(b)
+	x.fit()
+	x.gate.unlock()
+	return a
+}
+
+func (x *Index) apply(b Batch) Applied {
 	x.position = max(x.position, b.position)
 	x.stats.Batches++
 
@@ -105,19 +187,19 @@ func (x *Index) Apply(b Batch) Applied {
 	case a.Gap > 0:
 		x.stats.Gaps++
 		x.stats.Missing += a.Gap
+	case a.Late:
+		x.stats.Late++
 	}
 	if b.unknown > 0 {
-		r.suspect = true
+		r.unsure = true
 		a.Unknown = b.unknown
 		x.stats.UnknownEvents += uint64(b.unknown)
 	}
 	for _, c := range b.changes {
-		x.change(r, c, &a)
+		x.change(r, c, b.seq, &a)
 	}
+	x.settle(r)
 	x.stats.UnknownRemovals += uint64(a.UnknownRemoved)
-	for _, bank := range x.banks {
-		bank.sweep()
-	}
 	return a
 }
 
@@ -129,39 +211,40 @@ func (x *Index) admit(b Batch) (*replica, Applied) {
 		r = x.add(b.replica, b.epoch)
 		a.NewEpoch = true
 	} else {
-		switch bytes.Compare(b.epoch[:], r.epoch[:]) {
+		switch strings.Compare(string(b.epoch[:]), string(r.epoch[:])) {
 		case -1:
 			a.Stale = true
 			return r, a
 		case 1:
 			x.restart(r)
-			r.epoch, r.seq, r.suspect = b.epoch, 0, false
+			x.forget(r)
+			r.epoch, r.seq, r.unsure = b.epoch, 0, false
 			a.NewEpoch = true
 		}
 	}
 	if b.seq <= r.seq {
-		a.Duplicate = true
+		a.Late = r.history.fill(b.seq)
+		a.Duplicate = !a.Late
 		return r, a
 	}
-	if a.Gap = b.seq - r.seq - 1; a.Gap > 0 {
-		r.suspect = true
+	if a.Gap = b.seq - r.seq - 1; a.Gap > 0 && !r.unsure {
+		r.history.miss(r.seq+1, b.seq-1)
 	}
 	r.seq = b.seq
 	return r, a
 }
 
-// change applies one event to r.
-func (x *Index) change(r *replica, c change, a *Applied) {
+// change applies one event of a batch to r.
+func (x *Index) change(r *replica, c change, seq uint64, a *Applied) {
+	if r.history.open() || a.Late {
+		x.changeNoted(r, c, seq, a)
+		return
+	}
 	switch c.kind {
 	case store:
-		n := r.bank.store(r.slot, c.tier, c.keys)
-		r.entries += n
-		x.stats.Entries += n
-		a.Stored += n
+		a.Stored += x.store(r, c)
 	case remove:
-		n := r.bank.remove(r.slot, c.tier, c.keys)
-		r.entries -= n
-		x.stats.Entries -= n
+		n := x.remove(r, c)
 		a.Removed += n
 		a.UnknownRemoved += len(c.keys) - n
 	case clearAll:
@@ -170,42 +253,177 @@ func (x *Index) change(r *replica, c change, a *Applied) {
 	}
 }
 
+// store marks keys as held by r in a tier and returns how many were not.
+func (x *Index) store(r *replica, c change) (stored int) {
+	if len(c.keys) == 0 {
+		return 0
+	}
+	t := &x.table
+	if t.segments == nil {
+		t.segments = make([]segment, numSegments)
+	}
+	e := elementOf(r.lane, c.tier)
+	depth := x.depth(c)
+	// Blocks in a row mostly have the same holders, and so the next ones.
+	from, to, n := nobody, single|ref(e), uint32(0)
+	for _, k := range c.keys {
+		s := &t.segments[segmentOf(k)]
+		at, held := s.find(k)
+		switch held {
+		case nobody:
+			t.insert(s, at, slot{^k, single | ref(e), depth})
+			stored++
+		default:
+			if held != from {
+				if n > 0 {
+					x.sets.move(from, to, n)
+					n = 0
+				}
+				from, to = held, x.sets.with(held, e)
+			}
+			in := &s.slots[at]
+			if depth < in.depth {
+				t.deepen(in, depth)
+			}
+			if to != held {
+				in.ref = to
+				stored++
+				n++
+			}
+		}
+		if depth < orphanDepth-1 {
+			depth++
+		}
+	}
+	if n > 0 {
+		x.sets.move(from, to, n)
+	}
+	x.count(r, c.tier, stored)
+	return stored
+}
+
+// depth is the place of a change's first key in its prompt, as far as known.
+func (x *Index) depth(c change) uint32 {
+	switch {
+	case c.depth > 0:
+		return c.depth
+	case c.parented:
+		return x.table.depthBelow(c.parent)
+	}
+	return 1
+}
+
+// remove takes the mark away and returns from how many keys.
+func (x *Index) remove(r *replica, c change) (removed int) {
+	t := &x.table
+	if t.segments == nil {
+		return 0
+	}
+	e := elementOf(r.lane, c.tier)
+	from, to, n := nobody, nobody, uint32(0)
+	for _, k := range c.keys {
+		s := &t.segments[segmentOf(k)]
+		at, held := s.find(k)
+		if held == nobody {
+			continue
+		}
+		if held != from {
+			if n > 0 {
+				x.sets.move(from, to, n)
+				n = 0
+			}
+			from, to = held, x.sets.without(held, e)
+		}
+		if to == held {
+			continue
+		}
+		removed++
+		n++
+		if to == nobody {
+			t.erase(s, at)
+		} else {
+			s.slots[at].ref = to
+		}
+	}
+	if n > 0 {
+		x.sets.move(from, to, n)
+	}
+	x.count(r, c.tier, -removed)
+	return removed
+}
+
+// count keeps the number of entries.
+func (x *Index) count(r *replica, t Tier, n int) {
+	r.entries[t] += n
+	x.stats.Tiers[t] += n
+	x.stats.Entries += n
+}
+
+// replicaBytes is what a replica costs beside its name and its blocks: itself,
+// its places in the lists, with their slack, and in the map.
+const replicaBytes = int64(unsafe.Sizeof(replica{})) + 4*8 + 64
+
 // add makes a replica known.
 func (x *Index) add(name string, epoch Epoch) *replica {
-	r := &replica{name: name, epoch: epoch}
-	x.place(r)
-	x.replicas[name] = r
-	at, _ := slices.BinarySearchFunc(x.sorted, name, func(r *replica, name string) int {
+	r := &replica{name: strings.Clone(name), epoch: epoch}
+	x.place(r, x.freeLane())
+	x.enlist(r)
+	return r
+}
+
+func (x *Index) enlist(r *replica) {
+	x.replicas[r.name] = r
+	at, _ := slices.BinarySearchFunc(x.sorted, r.name, func(r *replica, name string) int {
 		return strings.Compare(r.name, name)
 	})
 	x.sorted = slices.Insert(x.sorted, at, r)
 	x.reorder(at)
-	return r
+	x.fixed += replicaBytes + int64(len(r.name))
 }
 
-// place gives r a slot of the first bank that has one.
-func (x *Index) place(r *replica) {
-	for _, b := range x.banks {
-		if slot, ok := b.take(r); ok {
-			r.bank, r.slot = b, slot
-			return
+// freeLane is the lowest lane that is neither live nor dirty.
+func (x *Index) freeLane() int {
+	for w := range x.live {
+		if free := ^(x.live[w] | x.dirty[w]); free != 0 {
+			return w<<6 + bits.TrailingZeros64(free)
 		}
 	}
-	b := newBank()
-	x.banks = append(x.banks, b)
-	r.bank = b
-	r.slot, _ = b.take(r) // a new bank has every slot
+	return len(x.live) << 6
 }
 
-// restart empties r by giving it a clean slot.
-func (x *Index) restart(r *replica) {
-	if r.entries == 0 {
-		return // every bit of the slot is clear
+// place gives r a lane.
+func (x *Index) place(r *replica, lane int) {
+	for lane>>6 >= len(x.live) {
+		x.live, x.dirty, x.sweeping = append(x.live, 0), append(x.dirty, 0), append(x.sweeping, 0)
+		x.owners = append(x.owners, make([]*replica, 64)...)
 	}
-	r.bank.release(r.slot)
-	x.stats.Entries -= r.entries
-	r.entries = 0
-	x.place(r)
+	x.live[lane>>6] |= 1 << (lane & 63)
+	x.owners[lane] = r
+	r.lane = lane
+}
+
+// release ends the life in r's lane, at once for readers.
+func (x *Index) release(r *replica) {
+	bit := uint64(1) << (r.lane & 63)
+	x.live[r.lane>>6] &^= bit
+	x.owners[r.lane] = nil
+	if r.total() == 0 {
+		return // nothing is left of it
+	}
+	x.dirty[r.lane>>6] |= bit
+	x.dead++
+	for t := range r.entries {
+		x.count(r, Tier(t), -r.entries[t])
+	}
+}
+
+// restart empties r by giving it a clean lane.
+func (x *Index) restart(r *replica) {
+	if r.total() == 0 {
+		return
+	}
+	x.release(r)
+	x.place(r, x.freeLane())
 }
 
 // reorder renumbers the replicas from a place in the sorted list on.
@@ -218,47 +436,50 @@ func (x *Index) reorder(from int) {
 // Drop forgets a replica and what it held. Should it come back in the same
 // epoch, its batches do not start at seq 1, and it is suspect.
 func (x *Index) Drop(name string) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.writer.Lock()
+	defer x.writer.Unlock()
+	x.gate.lock()
+	defer x.gate.unlock()
 	r := x.replicas[name]
 	if r == nil {
 		return
 	}
-	r.bank.release(r.slot)
-	x.stats.Entries -= r.entries
+	x.release(r)
+	x.forget(r)
 	delete(x.replicas, name)
 	x.sorted = slices.Delete(x.sorted, r.order, r.order+1)
 	x.reorder(r.order)
+	x.fixed -= replicaBytes + int64(len(r.name))
 }
 
 // Position is the highest KV stream sequence applied, 0 before the first.
 func (x *Index) Position() uint64 {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
+	x.gate.rlock()
+	defer x.gate.runlock()
 	return x.position
 }
 
 // Has says whether a replica holds a block in a tier.
 func (x *Index) Has(replica string, t Tier, k blockkey.Key) bool {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
+	x.gate.rlock()
+	defer x.gate.runlock()
 	r := x.replicas[replica]
-	return r != nil && t < NumTiers && r.bank.get(k)[t]>>r.slot&1 != 0
+	return r != nil && t < NumTiers && x.sets.has(x.table.get(k), elementOf(r.lane, t))
 }
 
 // Stats returns the index's counters.
 func (x *Index) Stats() Stats {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
+	x.gate.rlock()
+	defer x.gate.runlock()
 	s := x.stats
 	s.Replicas = len(x.sorted)
 	for _, r := range x.sorted {
-		if r.suspect {
+		if r.suspect() {
 			s.Suspects++
 		}
 	}
-	for _, b := range x.banks {
-		s.Keys += b.keys
-	}
+	s.Keys = x.table.keys
+	s.Sets = x.sets.live
+	s.Bytes = x.bytes()
 	return s
 }

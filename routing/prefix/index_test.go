@@ -2,6 +2,7 @@ package prefix
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -96,7 +97,7 @@ func TestEpochsAndGaps(t *testing.T) {
 			t.Errorf("step %d: %+v", i, m)
 		}
 	}
-	want := Stats{Replicas: 1, Suspects: 1, Entries: 4, Keys: x.Stats().Keys, Batches: 8, Stale: 1, Duplicates: 1, Gaps: 2, Missing: 5}
+	want := Stats{Replicas: 1, Suspects: 1, Entries: 4, Keys: 4, Sets: 1, Batches: 8, Stale: 1, Duplicates: 1, Gaps: 2, Missing: 5, Tiers: [NumTiers]int{4}, Bytes: x.Stats().Bytes}
 	if got := x.Stats(); got != want {
 		t.Errorf("stats %+v, want %+v", got, want)
 	}
@@ -109,33 +110,32 @@ func TestEpochsAndGaps(t *testing.T) {
 // A life that ends takes its blocks away at once and its memory within one
 // sweep; slots are used again, and never with another life's blocks.
 func TestDeadLivesAreSwept(t *testing.T) {
-	x, keys := New(), chain(2000)
+	x, keys := New(), chain(200)
 	seq := uint64(0)
 	next := func(events ...*pb.KVEvent) {
 		seq++
 		feed(t, x, "a", seq, events...)
 	}
-	for range 600 {
+	for range 5000 {
 		next(storeEvent(GPU, keys...), clearEvent())
 		if m := one(t, x, "a", keys); m.Total != 0 {
 			t.Fatalf("cleared blocks match: %+v", m)
 		}
 	}
-	if n := len(x.banks); n > 2*numSegments/bankSlots+2 {
-		t.Errorf("%d banks for one replica that clears every batch: slots are not used again", n)
+	if n := len(x.owners); n > 2048 {
+		t.Errorf("%d lanes for one replica that clears every batch: lanes are not used again", n)
 	}
 	for range 2 * numSegments {
 		next()
 	}
 	s := x.Stats()
-	if s.Entries != 0 || s.Keys != 0 {
-		t.Errorf("after the sweep: %+v", s)
+	if s.Entries != 0 || s.Keys != 0 || s.Sets != 0 || x.dead != 0 {
+		t.Errorf("after the sweep: %+v, %d dead lanes", s, x.dead)
 	}
-	for i, b := range x.banks {
-		if b.dirty != 0 || b.free|b.owned != ^uint64(0) {
-			t.Errorf("bank %d: dirty %x, free %x, owned %x", i, b.dirty, b.free, b.owned)
-		}
+	if s.Bytes > 1<<20 {
+		t.Errorf("an empty index has %d bytes", s.Bytes)
 	}
+	checkInvariants(t, x)
 }
 
 func TestManyReplicas(t *testing.T) {
@@ -195,6 +195,46 @@ func TestPredictionsAreBounded(t *testing.T) {
 	}
 	if p.byID["5"] == nil || p.byID["1"] != nil {
 		t.Error("the oldest did not go first")
+	}
+}
+
+// TestLearnIsAnLRU compares what is learned with a list kept the plain way.
+func TestLearnIsAnLRU(t *testing.T) {
+	d := rand.New(rand.NewPCG(1, 9))
+	x, p := New(), NewPredictions(time.Hour)
+	var plain []blockkey.Key // latest first
+	for range 2000 {
+		prompt := make([]blockkey.Key, d.IntN(12))
+		for i := range prompt {
+			prompt[i] = uint64(d.IntN(4))<<8 | uint64(i)
+		}
+		const capacity = 9
+		p.Learn("a", prompt, capacity)
+		for i := min(len(prompt), capacity) - 1; i >= 0; i-- {
+			plain = slices.DeleteFunc(plain, func(k blockkey.Key) bool { return k == prompt[i] })
+			plain = slices.Insert(plain, 0, prompt[i])
+		}
+		plain = plain[:min(len(plain), capacity)]
+		want := 0
+		for want < len(prompt) && slices.Contains(plain, prompt[want]) {
+			want++
+		}
+		got, _ := x.Match(nil, prompt, p)
+		if want == 0 && len(got) > 0 || want > 0 && (len(got) != 1 || got[0] != Match{Replica: "a", Predicted: want}) {
+			t.Fatalf("got %+v, want %d", got, want)
+		}
+		if p.Learned("a") != len(plain) || p.learnedKeys != len(plain) {
+			t.Fatalf("learned %d, counts %d, want %d", p.Learned("a"), p.learnedKeys, len(plain))
+		}
+	}
+	if n := len(p.learned["a"].uses); n > 2*9+12 {
+		t.Errorf("%d uses for 9 blocks", n)
+	}
+	p.Learn("a", nil, 0)
+	p.Learn("b", plain, 9)
+	p.DropReplica("b")
+	if p.learnedKeys != 0 || len(p.learned) != 0 {
+		t.Errorf("%d keys of %d replicas are left", p.learnedKeys, len(p.learned))
 	}
 }
 
@@ -298,6 +338,17 @@ func TestMatchDoesNotAllocate(t *testing.T) {
 	}
 	dst := make([]Match, 0, 64)
 	if n := testing.AllocsPerRun(10, func() { dst, _ = x.Match(dst[:0], keys, p) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func TestWideMatchDoesNotAllocate(t *testing.T) {
+	x, keys := New(), chain(256)
+	for i := range 1024 {
+		feed(t, x, fmt.Sprint(i), 1, storeEvent(Tier(i%4), keys[:i%257]...))
+	}
+	dst := make([]Match, 0, 1024)
+	if n := testing.AllocsPerRun(10, func() { dst, _ = x.Match(dst[:0], keys, nil) }); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
 }

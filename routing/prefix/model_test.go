@@ -2,7 +2,9 @@ package prefix
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
 	"sort"
 	"testing"
@@ -14,37 +16,80 @@ import (
 	pb "warmpath/schemas/warmpathv1"
 )
 
-// model is the index's meaning, written as plainly as possible.
+// model is the index's meaning, written as plainly as possible: what a replica
+// holds is the fold of all batches of its epoch that came, by seq.
 type model struct {
 	replicas map[string]*modelReplica
 	position uint64
 }
 
 type modelReplica struct {
-	epoch   []byte
-	seq     uint64
-	suspect bool
-	held    map[Tier]map[blockkey.Key]bool
+	epoch []byte
+	seq   uint64
+	came  map[uint64]*pb.KVBatch
+	// closed is true when there are too many holes: late batches count no more.
+	closed bool
+	gaps   int // holes when the last batch came
+	held   map[Tier]map[blockkey.Key]bool
 }
+
+func (r *modelReplica) holes() int {
+	holes, last := 0, uint64(0)
+	for _, seq := range slices.Sorted(maps.Keys(r.came)) {
+		if seq != last+1 {
+			holes++
+		}
+		last = seq
+	}
+	return holes
+}
+
+func (r *modelReplica) suspect() bool { return r.closed || r.gaps > 0 }
 
 func (m *model) apply(b *pb.KVBatch, position uint64) Applied {
 	var a Applied
 	m.position = max(m.position, position)
 	r := m.replicas[b.Replica]
 	if r == nil || bytes.Compare(b.Epoch, r.epoch) > 0 {
-		r = &modelReplica{epoch: b.Epoch, held: emptyTiers()}
+		r = &modelReplica{epoch: b.Epoch, held: emptyTiers(), came: map[uint64]*pb.KVBatch{}}
 		m.replicas[b.Replica] = r
 		a.NewEpoch = true
 	}
 	if bytes.Compare(b.Epoch, r.epoch) < 0 {
 		return Applied{Stale: true}
 	}
-	if b.Seq <= r.seq {
+	if b.Seq <= r.seq && (r.closed || r.came[b.Seq] != nil) {
 		return Applied{Duplicate: true}
 	}
-	a.Gap = b.Seq - (r.seq + 1)
-	r.suspect = r.suspect || a.Gap > 0
-	r.seq = b.Seq
+	if a.Late = b.Seq < r.seq; a.Late {
+		r.came[b.Seq] = b
+		r.held = emptyTiers()
+		for _, seq := range slices.Sorted(maps.Keys(r.came)) {
+			r.fold(r.came[seq], &Applied{})
+		}
+	} else {
+		a.Gap = b.Seq - (r.seq + 1)
+		r.seq = b.Seq
+		r.came[b.Seq] = b
+		r.fold(b, &a)
+	}
+	if a.Late || a.Gap > 0 {
+		r.gaps = r.holes()
+	}
+	r.closed = r.closed || r.gaps > maxHoles
+	return a
+}
+
+// alike says whether an index did what the model did with a batch. What a late
+// one changes is less than what it would have changed in time.
+func alike(got, want Applied) bool {
+	if got.Late {
+		got.Stored, got.Removed, got.UnknownRemoved, got.Cleared = 0, 0, 0, false
+	}
+	return got == want
+}
+
+func (r *modelReplica) fold(b *pb.KVBatch, a *Applied) {
 	for _, e := range b.Events {
 		switch {
 		case e.GetStore() != nil:
@@ -70,7 +115,6 @@ func (m *model) apply(b *pb.KVBatch, position uint64) Applied {
 			a.Cleared = true
 		}
 	}
-	return a
 }
 
 func emptyTiers() map[Tier]map[blockkey.Key]bool {
@@ -93,7 +137,7 @@ func (m *model) match(keys []blockkey.Key, predicted func(replica string, k bloc
 			r = &modelReplica{held: emptyTiers()}
 		}
 		copy(match.Epoch[:], r.epoch)
-		match.Suspect = r.suspect
+		match.Suspect = r.suspect()
 		best := func(k blockkey.Key) (Tier, bool) {
 			for t := GPU; t < NumTiers; t++ {
 				if r.held[t][k] {
@@ -129,7 +173,8 @@ func (m *model) match(keys []blockkey.Key, predicted func(replica string, k bloc
 
 func epochNumber(n int) []byte {
 	e := make([]byte, 16)
-	e[6], e[15] = 0x70, byte(n)
+	e[6] = 0x70
+	binary.BigEndian.PutUint32(e[12:], uint32(n))
 	return e
 }
 
@@ -173,52 +218,85 @@ func newUniverse(replicas int) universe {
 	return u
 }
 
+// draws is where random choices come from: rapid, which makes failures small, or
+// a plain generator, which is fast.
+type draws interface {
+	below(n int, label string) int
+}
+
+type rapidDraws struct{ t *rapid.T }
+
+func (d rapidDraws) below(n int, label string) int { return rapid.IntRange(0, n-1).Draw(d.t, label) }
+
+func pick[T any](d draws, from []T, label string) T { return from[d.below(len(from), label)] }
+
 // drawEvent draws a store of a chain or of scattered keys (parents out of
 // order), a removal or a clear.
-func (u universe) drawEvent(t *rapid.T) *pb.KVEvent {
-	tier := Tier(rapid.IntRange(0, int(NumTiers)-1).Draw(t, "tier"))
-	keys := rapid.SliceOfN(rapid.SampledFrom(u.keys), 0, 6).Draw(t, "keys")
-	switch kind := rapid.IntRange(0, 19).Draw(t, "event"); {
-	case kind < 7:
-		prompt := rapid.SampledFrom(u.prompts).Draw(t, "prompt")
-		from := rapid.IntRange(0, len(prompt)).Draw(t, "from")
-		return storeEvent(tier, prompt[from:]...)
-	case kind < 12:
-		return storeEvent(tier, keys...)
-	case kind < 19:
-		return removeEvent(tier, keys...)
+func (u universe) drawEvent(d draws) *pb.KVEvent {
+	tier := Tier(d.below(int(NumTiers), "tier"))
+	kind := d.below(20, "event")
+	if kind < 7 {
+		prompt := pick(d, u.prompts, "prompt")
+		from := d.below(len(prompt)+1, "from")
+		event := storeEvent(tier, prompt[from:]...)
+		if from > 0 && d.below(2, "parent") == 1 {
+			event.GetStore().Parent = &prompt[from-1]
+		}
+		return event
 	}
-	return clearEvent()
+	if kind == 19 {
+		return clearEvent()
+	}
+	var keys []blockkey.Key
+	for range d.below(7, "keys") {
+		keys = append(keys, pick(d, u.keys, "key"))
+	}
+	if kind < 12 {
+		return storeEvent(tier, keys...)
+	}
+	return removeEvent(tier, keys...)
 }
 
 // publisher numbers batches as a bridge does, with the faults of a bad day.
 type publisher struct {
-	epoch int
-	seq   uint64
-	sent  []*pb.KVBatch
+	epoch      int
+	seq        uint64
+	sent, lost []*pb.KVBatch
 }
 
-func (p *publisher) draw(t *rapid.T, u universe, name string) *pb.KVBatch {
-	b := &pb.KVBatch{Replica: name}
-	switch fault := rapid.IntRange(0, 19).Draw(t, "fault"); {
-	case fault == 0 && p.epoch < 200: // a new life
+func (p *publisher) draw(d draws, u universe, name string) *pb.KVBatch {
+	switch fault := d.below(20, "fault"); {
+	case fault == 0: // a new life
 		p.epoch++
-		p.seq = 0
+		p.seq, p.lost = 0, nil
 	case fault == 1 && len(p.sent) > 0: // delivered again
-		return rapid.SampledFrom(p.sent).Draw(t, "again")
+		return pick(d, p.sent[max(0, len(p.sent)-40):], "again")
 	case fault == 2 && p.epoch > 0: // late from an earlier life
-		b.Epoch, b.Seq = epochNumber(p.epoch-1), uint64(rapid.IntRange(1, 50).Draw(t, "late seq"))
-		b.Events = []*pb.KVEvent{u.drawEvent(t)}
+		b := &pb.KVBatch{Replica: name, Epoch: epochNumber(p.epoch - 1), Seq: uint64(1 + d.below(50, "late seq"))}
+		b.Events = []*pb.KVEvent{u.drawEvent(d)}
 		return b
-	case fault == 3: // lost batches
-		p.seq += uint64(rapid.IntRange(1, 3).Draw(t, "lost"))
+	case fault == 3: // lost batches, which may come after all
+		for range 1 + d.below(3, "lost") {
+			p.lost = append(p.lost, p.next(d, u, name))
+		}
+	case fault < 7 && len(p.lost) > 0:
+		i := d.below(len(p.lost), "resent")
+		b := p.lost[i]
+		p.lost = slices.Delete(p.lost, i, i+1)
+		p.sent = append(p.sent, b)
+		return b
 	}
-	p.seq++
-	b.Epoch, b.Seq = epochNumber(p.epoch), p.seq
-	for range rapid.IntRange(0, 3).Draw(t, "events") {
-		b.Events = append(b.Events, u.drawEvent(t))
-	}
+	b := p.next(d, u, name)
 	p.sent = append(p.sent, b)
+	return b
+}
+
+func (p *publisher) next(d draws, u universe, name string) *pb.KVBatch {
+	p.seq++
+	b := &pb.KVBatch{Replica: name, Epoch: epochNumber(p.epoch), Seq: p.seq}
+	for range d.below(4, "events") {
+		b.Events = append(b.Events, u.drawEvent(d))
+	}
 	return b
 }
 
@@ -262,6 +340,10 @@ func checkAgainstModel(t *rapid.T, u universe) {
 			id := fmt.Sprint("d", rapid.IntRange(0, 5).Draw(t, "decision"))
 			p.Drop(id)
 			delete(predicted, id)
+		case action == 6:
+			x = restored(t, x)
+		case action == 7:
+			x.sweepNow(numSegments / 3)
 		case action == 5:
 			p.DropReplica(name)
 			for id, one := range predicted {
@@ -273,9 +355,9 @@ func checkAgainstModel(t *rapid.T, u universe) {
 			if publishers[name] == nil {
 				publishers[name] = &publisher{}
 			}
-			b := publishers[name].draw(t, u, name)
+			b := publishers[name].draw(rapidDraws{t}, u, name)
 			position := uint64(step + 1)
-			if got, want := x.Apply(mustBatch(t, b, position)), m.apply(b, position); got != want {
+			if got, want := x.Apply(mustBatch(t, b, position)), m.apply(b, position); !alike(got, want) {
 				t.Fatalf("step %d: applied %+v, want %+v", step, got, want)
 			}
 		}
@@ -287,6 +369,29 @@ func checkAgainstModel(t *rapid.T, u universe) {
 		}
 		compare(t, u, x, m, p, predicted)
 	}
+	checkInvariants(t, x)
+}
+
+// restored is an index's snapshot restored, which is the same to the byte.
+func restored(t fataler, x *Index) *Index {
+	data := x.AppendSnapshot(nil)
+	again, err := Restore(data, x.cfg)
+	if err != nil {
+		t.Fatalf("restore: %v", err)
+	}
+	if a, b := again.Stats(), x.Stats(); a != b {
+		t.Fatalf("restored stats %+v, want %+v", a, b)
+	}
+	if !bytes.Equal(data, again.AppendSnapshot(nil)) {
+		t.Fatalf("a restored index writes another snapshot")
+	}
+	return again
+}
+
+// fataler is a test of either kind.
+type fataler interface {
+	Helper()
+	Fatalf(format string, args ...any)
 }
 
 type modelPrediction struct {
@@ -323,7 +428,7 @@ func compare(t *rapid.T, u universe, x *Index, m *model, p *Predictions, predict
 	}
 	entries, suspects := 0, 0
 	for name, r := range m.replicas {
-		if r.suspect {
+		if r.suspect() {
 			suspects++
 		}
 		for tier, keys := range r.held {
@@ -349,7 +454,7 @@ func drawStream(t *rapid.T, u universe) []*pb.KVBatch {
 		if publishers[name] == nil {
 			publishers[name] = &publisher{}
 		}
-		out = append(out, publishers[name].draw(t, u, name))
+		out = append(out, publishers[name].draw(rapidDraws{t}, u, name))
 	}
 	return out
 }
@@ -411,14 +516,14 @@ func TestSameStreamSameAnswers(t *testing.T) {
 		for i, b := range byReplica {
 			sorted.Apply(mustBatch(t, b, uint64(i+1)))
 		}
-		if !slices.Equal(answers(u, one), answers(u, sorted)) || one.Stats() != withKeys(sorted.Stats(), one.Stats().Keys) {
+		if !slices.Equal(answers(u, one), answers(u, sorted)) || one.Stats() != likeness(sorted.Stats(), one.Stats()) {
 			t.Fatalf("the interleaving changed the index: %+v, %+v", one.Stats(), sorted.Stats())
 		}
 	})
 }
 
-// withKeys sets the one figure that depends on when dead lives were swept.
-func withKeys(s Stats, keys int) Stats {
-	s.Keys = keys
+// likeness sets the figures that depend on when dead lives were swept.
+func likeness(s, to Stats) Stats {
+	s.Keys, s.Sets, s.Bytes = to.Keys, to.Sets, to.Bytes
 	return s
 }

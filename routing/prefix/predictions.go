@@ -28,6 +28,9 @@ type Predictions struct {
 	// replicas counts the predictions of a key, per replica.
 	replicas map[string]map[blockkey.Key]int
 	keys     int
+	// learned is what replicas without events probably hold.
+	learned     map[string]*learned
+	learnedKeys int
 }
 
 // prediction is what one decision is about to create.
@@ -46,6 +49,7 @@ func NewPredictions(ttl time.Duration) *Predictions {
 		ttlUS:    ttl.Microseconds(),
 		byID:     map[string]*prediction{},
 		replicas: map[string]map[blockkey.Key]int{},
+		learned:  map[string]*learned{},
 	}
 }
 
@@ -83,10 +87,12 @@ func (p *Predictions) Drop(id string) {
 	p.forget(p.byID[id])
 }
 
-// DropReplica forgets every prediction of a replica, as when its cache is lost.
+// DropReplica forgets every prediction of a replica, and what was learned of it,
+// as when its cache is lost.
 func (p *Predictions) DropReplica(replica string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.unlearn(replica)
 	for _, one := range p.queue[p.head:] {
 		if one.replica == replica {
 			p.forget(one)
@@ -146,3 +152,17 @@ func (p *Predictions) forget(one *prediction) bool {
 	one.keys = nil
 	return true
 }
+
+// about is what is predicted of one replica.
+type about struct {
+	coming map[blockkey.Key]int
+	here   *learned
+}
+
+func (p *Predictions) about(replica string) about {
+	return about{p.replicas[replica], p.learned[replica]}
+}
+
+func (a about) has(k blockkey.Key) bool { return a.coming[k] > 0 || a.here.has(k) }
+
+func (a about) none() bool { return len(a.coming) == 0 && a.here == nil }
