@@ -24,6 +24,7 @@ import (
 	"warmpath/services/simengine"
 	"warmpath/streams"
 	"warmpath/tools/audit"
+	"warmpath/tools/bench"
 	"warmpath/tools/tail"
 )
 
@@ -41,6 +42,7 @@ type commands struct {
 	Tables     tables.Command     `cmd:"" help:"Apply or check the ClickHouse migrations."`
 	Tail       tail.Command       `cmd:"" help:"Print events as JSON lines, live or from a sequence or a time."`
 	Audit      audit.Command      `cmd:"" help:"Recompute recorded decisions from the streams; exit 1 on any that differs."`
+	Bench      bench.Command      `cmd:"" help:"Measure the promised figures, each beside its floor; exit 1 when a bound is missed."`
 }
 
 func main() {
