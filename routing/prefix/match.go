@@ -41,6 +41,7 @@ func (x *Index) Match(dst []Match, keys []blockkey.Key, p *Predictions) (matches
 		out[i] = Match{Replica: r.name, Epoch: r.epoch, Suspect: r.suspect()}
 	}
 	switch {
+	case x.table.segments == nil: // nobody holds anything
 	case len(x.live) == 1:
 		x.matchNarrow(out, keys)
 	case len(x.live) <= matchWords:
@@ -79,8 +80,9 @@ func (x *Index) matchNarrow(out []Match, keys []blockkey.Key) {
 	held, gpu := x.live[0], x.live[0] // lanes that hold every block so far
 	last, start := nobody, 0          // the run
 	lower := [NumTiers]uint64{}       // lanes whose best tier in the run is this one
+	segments := x.table.segments
 	for i, k := range keys {
-		r := x.table.get(k)
+		r := segments[segmentOf(k)].lookup(k)
 		if r == last && r != nobody {
 			continue
 		}
@@ -166,8 +168,9 @@ func (m *wide) match(keys []blockkey.Key) {
 	copy(m.held, x.live)
 	copy(m.gpu, x.live)
 	last, start, lower := nobody, 0, false
+	segments := x.table.segments
 	for i, k := range keys {
-		r := x.table.get(k)
+		r := segments[segmentOf(k)].lookup(k)
 		if r == last && r != nobody {
 			continue
 		}

@@ -13,7 +13,7 @@ const sweepSlots = 4096
 // anything is swept, unless much is left of others.
 func (x *Index) ends(b Batch) bool {
 	r := x.replicas[b.replica]
-	if r == nil || x.dead >= 256 {
+	if r == nil || x.dead >= 1024 {
 		return false
 	}
 	if r.epoch != b.epoch {

@@ -66,8 +66,12 @@ func (s *segment) home(k blockkey.Key) int {
 
 // find is the slot of a key, or where it would be inserted, and who holds it.
 func (s *segment) find(k blockkey.Key) (int, ref) {
+	return s.findFrom(s.home(k), k)
+}
+
+// findFrom is find from a slot on.
+func (s *segment) findFrom(i int, k blockkey.Key) (int, ref) {
 	slots := s.slots
-	i := s.home(k)
 	for i < len(slots) {
 		if slots[i].inverse <= ^k {
 			if slots[i].inverse == ^k {
@@ -78,6 +82,29 @@ func (s *segment) find(k blockkey.Key) (int, ref) {
 		i++
 	}
 	return i, nobody
+}
+
+// lookup is who holds a key, as find says. Which of the first two slots it would
+// be in is computed, not decided: how far a key is from its home cannot be
+// predicted, and a processor that guesses wrong forgets the reads for the next
+// keys that it had begun. Of prompts that are not in cache it reads nearly twice
+// as many blocks as find, which is better at places that were just read.
+func (s *segment) lookup(k blockkey.Key) ref {
+	slots, inverse := s.slots, ^k
+	i := s.home(k)
+	if len(slots) < minTail {
+		return nobody // it has none: a home has minTail slots after it
+	}
+	p := (*[2]slot)(slots[i:])
+	_, lesser := bits.Sub64(inverse, p[0].inverse, 0)
+	if at := &p[lesser&1]; at.inverse == inverse {
+		return at.ref
+	}
+	if p[1].inverse > inverse {
+		_, r := s.findFrom(i+2, k)
+		return r
+	}
+	return nobody
 }
 
 // insert puts a key, which is not there, in at the place that find gave. It
@@ -211,8 +238,7 @@ func (t *table) get(k blockkey.Key) ref {
 	if t.segments == nil {
 		return nobody
 	}
-	_, r := t.segments[segmentOf(k)].find(k)
-	return r
+	return t.segments[segmentOf(k)].lookup(k)
 }
 
 // depthBelow is the depth of a child of k.
