@@ -67,8 +67,8 @@ type deliver func(Event, nats.Header) error
 
 // Follower reads a stream in order from a sequence, without end: it waits for
 // more at the head, survives restarts of the server and its own reconnects, and
-// continues after the last message handled. Position, Head and Lag are safe for
-// concurrent use with Run; Run is called once.
+// continues after the last message handled. Position, Head, Lag and Restarts are
+// safe for concurrent use with Run; Run is called once.
 type Follower struct {
 	nc  *nats.Conn
 	js  jetstream.JetStream
@@ -77,6 +77,7 @@ type Follower struct {
 
 	position atomic.Uint64
 	head     atomic.Uint64 // highest sequence known to exist
+	restarts atomic.Uint64
 
 	// created is when the stream was made; zero until it was seen. Its absence
 	// afterwards is a failure to wait out.
@@ -112,6 +113,10 @@ func (f *Follower) Lag() uint64 {
 	}
 	return head - position
 }
+
+// Restarts is how often following broke off and began again after the position:
+// the connection or the server was lost, a message on the way, or the consumer.
+func (f *Follower) Restarts() uint64 { return f.restarts.Load() }
 
 // Head asks the server for the stream's last sequence.
 func (f *Follower) Head(ctx context.Context) (uint64, error) {
@@ -155,6 +160,7 @@ func (f *Follower) run(ctx context.Context, handle deliver) error {
 		if f.position.Load() > before {
 			backoff = followBackoff
 		}
+		f.restarts.Add(1)
 		f.beat()
 		trouble.warn("following broke off", transient.Error(), "position", f.position.Load())
 		select {

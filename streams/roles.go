@@ -14,9 +14,11 @@ const (
 	// RoleGateway publishes decisions and outcomes, asks routers, follows the
 	// live decisions of others, and reads fleet and load to fall back on.
 	RoleGateway = "gateway"
-	// RoleRouter answers svc.route and reads everything that a decision needs.
+	// RoleRouter answers svc.route, reads everything that a decision needs, and
+	// writes index snapshots.
 	RoleRouter = "router"
-	// RoleAnalytics and RoleAuditor read every stream and publish nothing.
+	// RoleAnalytics and RoleAuditor read every stream and publish nothing; the
+	// auditor reads index snapshots too.
 	RoleAnalytics = "analytics"
 	RoleAuditor   = "auditor"
 	// RoleOperator may do everything: apply the topology, purge, delete.
@@ -95,8 +97,11 @@ func newRole(kind, user string, pools, names []string) Role {
 		r.grantGateway()
 	case RoleRouter:
 		r.grantRouter()
-	case RoleAnalytics, RoleAuditor:
+	case RoleAnalytics:
 		r.grantReader()
+	case RoleAuditor:
+		r.grantReader()
+		r.grantSnapshots()
 	case RoleOperator:
 		r.Publish, r.Subscribe = []string{">"}, []string{">"}
 		return r
@@ -142,7 +147,12 @@ func (r *Role) grantGateway() {
 func (r *Role) grantRouter() {
 	r.Respond = true
 	r.Subscribe = append(r.Subscribe, "$SRV.>")
+	r.grantSnapshots()
+	// Descriptions of objects are named in base64, so pools cannot be told apart
+	// here; their data can.
+	r.allow("$O." + IndexBucket + ".M.*")
 	for _, pool := range r.Pools {
+		r.allow("$O." + IndexBucket + ".C." + pool + ".>")
 		r.Subscribe = append(r.Subscribe, ServiceSubject(pool))
 		r.grantConsume(KVStream(pool), "")
 		r.grantLive(pool)
@@ -165,6 +175,12 @@ func (r *Role) grantReader() {
 func (r *Role) grantLive(pool string) {
 	r.Subscribe = append(r.Subscribe, "live.route."+pool+".>")
 	r.allow("$JS.API.DIRECT.GET."+RouteStream, "$JS.API.STREAM.INFO."+RouteStream)
+}
+
+// grantSnapshots allows to list and read the objects of INDEX. Removing them is
+// writing, by a rollup: no role but the operator's may purge.
+func (r *Role) grantSnapshots() {
+	r.allow("$JS.API.DIRECT.GET."+indexStream, "$JS.API.STREAM.INFO."+indexStream)
 }
 
 func (r *Role) grantFleetAndLoad(pool string) {

@@ -191,7 +191,7 @@ func TestRolesAreDeniedTheRest(t *testing.T) {
 		"$JS.API.STREAM.MSG.DELETE.KV_chat", "$JS.API.STREAM.MSG.GET.ROUTE", "$JS.API.STREAM.LIST", "$JS.API.STREAM.NAMES",
 		"$JS.API.STREAM.SNAPSHOT.ROUTE", "$JS.API.STREAM.RESTORE.ROUTE", "$JS.API.STREAM.LEADER.STEPDOWN.ROUTE",
 		"$JS.API.CONSUMER.DELETE.KV_chat.x", "$JS.API.CONSUMER.DURABLE.CREATE.KV_chat.x", "$JS.API.CONSUMER.LIST.KV_chat",
-		"$JS.API.INFO", "$O.INDEX.M.x", "$O.INDEX.C.x", "live.route.chat.gw1", "anything", "_INBOX.x", "_INBOX_operator.x",
+		"$JS.API.INFO", "$JS.API.STREAM.PURGE.OBJ_INDEX", "$JS.API.STREAM.MSG.DELETE.OBJ_INDEX", "$O.INDEX.C.x", "live.route.chat.gw1", "anything", "_INBOX.x", "_INBOX_operator.x",
 	}
 	otherInboxes := []string{">", "*", "_INBOX.>", "_INBOX_operator.>", "kv.>", "route.>", "load.>", "$KV.>", "$JS.>"}
 	for _, test := range []struct {
@@ -199,22 +199,22 @@ func TestRolesAreDeniedTheRest(t *testing.T) {
 		publish, subscribe []string
 	}{
 		{bridgeUser,
-			[]string{"kv.chat.e1", "kv.chat.e0", "kv.chat.e0=dp2", "kv.code.e0=dp0", "load.chat.e1", "$KV.FLEET.chat.e1", "$KV.FLEET.code.e0=dp0",
+			[]string{"$O.INDEX.M.x", "$O.INDEX.C.chat.1.x", "kv.chat.e1", "kv.chat.e0", "kv.chat.e0=dp2", "kv.code.e0=dp0", "load.chat.e1", "$KV.FLEET.chat.e1", "$KV.FLEET.code.e0=dp0",
 				"route.chat.gw1", "svc.route.chat", "$JS.API.STREAM.INFO.KV_chat", "$JS.API.CONSUMER.CREATE.KV_chat.x", "$JS.API.DIRECT.GET.ROUTE"},
 			[]string{"live.route.chat.>", "svc.route.chat", "$SRV.>", "_INBOX_bridge.>", "_INBOX_gateway-chat-gw1.>"}},
 		{gatewayUser,
-			[]string{"route.chat.gw2", "route.code.gw1", "kv.chat.e0", "load.chat.e0", "$KV.FLEET.chat.e0=dp0", "svc.route.code",
+			[]string{"$O.INDEX.M.x", "$O.INDEX.C.chat.1.x", "route.chat.gw2", "route.code.gw1", "kv.chat.e0", "load.chat.e0", "$KV.FLEET.chat.e0=dp0", "svc.route.code",
 				"$JS.API.STREAM.INFO.KV_chat", "$JS.API.CONSUMER.CREATE.KV_chat.x", "$JS.API.CONSUMER.CREATE.ROUTE.x",
 				"$JS.API.CONSUMER.CREATE.LOAD.x", "$JS.API.CONSUMER.CREATE.KV_FLEET.x.$KV.FLEET.code.>", "$JS.API.DIRECT.GET.KV_chat"},
 			[]string{"live.route.code.>", "live.route.>", "svc.route.chat", "$SRV.>", "_INBOX_gateway.>"}},
 		{streams.RoleRouter,
-			[]string{"route.chat.gw1", "kv.chat.e0", "load.chat.e0", "$KV.FLEET.chat.e0=dp0", "svc.route.chat", "$JS.API.CONSUMER.CREATE.ROUTE.x"},
+			[]string{"$O.INDEX.C.other.1.x", "route.chat.gw1", "kv.chat.e0", "load.chat.e0", "$KV.FLEET.chat.e0=dp0", "svc.route.chat", "$JS.API.CONSUMER.CREATE.ROUTE.x"},
 			[]string{"live.route.>"}},
 		{streams.RoleAnalytics,
-			[]string{"route.chat.gw1", "kv.chat.e0", "load.chat.e0", "$KV.FLEET.chat.e0=dp0", "svc.route.chat"},
+			[]string{"$O.INDEX.M.x", "$O.INDEX.C.chat.1.x", "route.chat.gw1", "kv.chat.e0", "load.chat.e0", "$KV.FLEET.chat.e0=dp0", "svc.route.chat"},
 			[]string{"svc.route.chat", "$SRV.>"}},
 		{streams.RoleAuditor,
-			[]string{"route.chat.gw1", "kv.chat.e0", "load.chat.e0", "$KV.FLEET.chat.e0=dp0", "svc.route.chat"},
+			[]string{"$O.INDEX.M.x", "$O.INDEX.C.chat.1.x", "route.chat.gw1", "kv.chat.e0", "load.chat.e0", "$KV.FLEET.chat.e0=dp0", "svc.route.chat"},
 			[]string{"svc.route.chat", "$SRV.>"}},
 	} {
 		t.Run(test.user, func(t *testing.T) {

@@ -217,6 +217,8 @@ func (t Topology) indexStream() jetstream.StreamConfig {
 	c.MaxBytes = t.IndexMaxBytes
 	c.Discard = jetstream.DiscardNew
 	c.AllowRollup = true
+	// Leases expire, and what a removed snapshot leaves behind.
+	c.AllowMsgTTL = true
 	return c
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"warmpath/streams"
 	"warmpath/streams/natsserver"
+	"warmpath/streams/snapshot"
 )
 
 // Flags say where the streams are: embed them in a command's flags.
@@ -77,6 +78,20 @@ func (s *Streams) Bounds(ctx context.Context, stream string) (first, last uint64
 		return state.LastSeq + 1, state.LastSeq, nil
 	}
 	return state.FirstSeq, state.LastSeq, nil
+}
+
+// Created returns when a stream was made.
+func (s *Streams) Created(ctx context.Context, stream string) (time.Time, error) {
+	info, err := s.js.Stream(ctx, stream)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("stream %s: %w", stream, err)
+	}
+	return info.CachedInfo().Created, nil
+}
+
+// Snapshots returns the store of a pool's index snapshots.
+func (s *Streams) Snapshots(pool string) (*snapshot.Store, error) {
+	return snapshot.NewStore(s.js, pool)
 }
 
 // At returns the first sequence stored at or after a time, or last+1 when there
