@@ -44,7 +44,7 @@ func BenchmarkDecide(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				r.index.Apply(batch)
+				r.index().Apply(batch)
 			}
 			q := request(keys)
 			if by == "token_ids" {

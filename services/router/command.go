@@ -34,6 +34,12 @@ type Command struct {
 	RouteTail     uint64        `default:"20000" help:"Newest ROUTE messages read at the start, to learn what is in flight."`
 	DeadAfter     time.Duration `default:"15s" help:"Age of its heartbeat above which a replica takes nothing new."`
 	ForgetAfter   time.Duration `default:"10m" help:"How long a replica must be gone before its blocks leave the index."`
+
+	IndexBytes     int64         `name:"index-bytes" default:"0" help:"Hard limit of the index's memory, in bytes; 0: none. Over it the deepest blocks go, and audits need the same limit."`
+	Snapshots      bool          `default:"true" negatable:"" help:"Write snapshots of the index, in turn with the pool's other routers."`
+	SnapshotEvery  time.Duration `default:"5m" help:"Age at which the newest snapshot is replaced."`
+	SnapshotEvents uint64        `default:"100000" help:"KV messages after which the newest snapshot is replaced."`
+	SnapshotKeep   int           `default:"3" help:"Snapshots to keep."`
 }
 
 // Run routes until ctx ends, then answers what it has and returns nil.
@@ -55,6 +61,8 @@ func (c *Command) Run(ctx context.Context) error {
 			Lease: c.Lease, ReportMaxAge: c.ReportMaxAge, DispatchGrace: c.DispatchGrace, DefaultPrefillRate: c.PrefillRate,
 		},
 		PredictionTTL: c.PredictionTTL, RouteTail: c.RouteTail, DeadAfter: c.DeadAfter, ForgetAfter: c.ForgetAfter,
+		IndexBytes: c.IndexBytes, NoSnapshots: !c.Snapshots,
+		SnapshotEvery: c.SnapshotEvery, SnapshotEvents: c.SnapshotEvents, SnapshotKeep: c.SnapshotKeep,
 	}, nc, js, reg)
 	if err != nil {
 		return err

@@ -29,9 +29,10 @@ func parse(t *testing.T, args ...string) *Command {
 
 func TestCommandLine(t *testing.T) {
 	c := parse(t, "--pool", "chat", "--policy", "weighted", "--param", "alpha=2", "--param", "beta=0.5", "--dispatch-grace", "0s",
-		"--name", "r1", "--seed", "9", "--lease", "1m", "--prediction-ttl", "5s", "--nats", "nats://127.0.0.1:1")
+		"--no-snapshots", "--index-bytes", "1000000", "--name", "r1", "--seed", "9", "--lease", "1m", "--prediction-ttl", "5s", "--nats", "nats://127.0.0.1:1")
 	if c.Pool != "chat" || c.Policy != "weighted" || c.Param["alpha"] != 2 || c.Param["beta"] != 0.5 || c.DispatchGrace != 0 ||
-		c.Name != "r1" || c.Seed != 9 || c.Lease != time.Minute || c.PredictionTTL != 5*time.Second || c.Listen != "127.0.0.1:7010" {
+		c.Name != "r1" || c.Seed != 9 || c.Lease != time.Minute || c.PredictionTTL != 5*time.Second || c.Listen != "127.0.0.1:7010" ||
+		c.Snapshots || c.IndexBytes != 1_000_000 || c.SnapshotKeep != 3 || !parse(t, "--pool", "chat").Snapshots {
 		t.Errorf("parsed %+v", c)
 	}
 	if err := streams.ValidReplica(defaultName()); err != nil {
@@ -107,6 +108,9 @@ func TestRouterOutlivesTheServer(t *testing.T) {
 		_, err := e.nc.Request(streams.ServiceSubject(testPool), []byte("\xff"), time.Second)
 		return err == nil
 	})
+	if r.follower.Load().Restarts() == 0 {
+		t.Error("no restart was counted")
+	}
 	d := e.ask(request(keysOf(2, 4))).Decision
 	if candidate(d, "a").GpuBlocks != 4 {
 		t.Errorf("decision %v", d)

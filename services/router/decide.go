@@ -127,7 +127,7 @@ func (r *Router) choose(d *pb.Decided) error {
 	now := r.now()
 	d.DecidedAtUs = now
 	d.Turn = r.decide.turn
-	r.decide.matches, d.KvSeq = r.index.Match(r.decide.matches[:0], d.Keys, r.predictions)
+	r.decide.matches, d.KvSeq = r.index().Match(r.decide.matches[:0], d.Keys, r.predictions)
 	d.IndexAgeUs = r.applied.Load()
 	r.fill(d, r.decide.matches, now)
 	if err := policy.Decide(d); err != nil {
@@ -151,6 +151,7 @@ func (r *Router) count(d *pb.Decided, now int64) {
 	}
 	r.decide.ledger.ApplyDecided(d, now)
 	r.predictions.Add(id, d.Chosen, d.Keys, now)
+	r.noteSent(id, d, now)
 	r.decide.own.add(id, d.Chosen, now)
 }
 

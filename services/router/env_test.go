@@ -239,7 +239,7 @@ func (e *env) launch(cfg Config) *running {
 // reaches waits until the router has folded up to a KV sequence.
 func (r *running) reaches(seq uint64) {
 	r.env.Helper()
-	r.env.until(fmt.Sprintf("kv position %d", seq), func() bool { return r.index.Position() >= seq })
+	r.env.until(fmt.Sprintf("kv position %d", seq), func() bool { return r.index().Position() >= seq })
 }
 
 // knows waits until the router has n replicas in the state given.

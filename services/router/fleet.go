@@ -57,8 +57,9 @@ func (r *Router) fleetChanged(entry *pb.FleetEntry, name string) {
 		r.decide.ledger.SetPrefillRateHint(entry.Replica, rate)
 		r.decide.Unlock()
 	}
-	if earlier != nil && newer(entry.Epoch, earlier.Epoch) {
-		r.predictions.DropReplica(entry.Replica) // what its last life was about to hold
+	if earlier != nil && (newer(entry.Epoch, earlier.Epoch) || entry.KvEvents && !earlier.KvEvents) {
+		// What its last life was about to hold, or what was guessed before it told.
+		r.predictions.DropReplica(entry.Replica)
 	}
 	if earlier == nil {
 		slog.Info("a replica joined the fleet", "router", r.cfg.Name, "replica", entry.Replica,

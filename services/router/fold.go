@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/hex"
+	"errors"
 	"log/slog"
 	"maps"
 	"slices"
@@ -20,21 +21,32 @@ import (
 // whether anything is left to read at all.
 const idleLook = 250 * time.Millisecond
 
-// runFold folds the pool's KV stream into the index, from its first message.
+// runFold folds the pool's KV stream into the index: from the newest snapshot that
+// can be used, or from its first message.
 func (r *Router) runFold(ctx context.Context) error {
 	stream := streams.KVStream(r.cfg.Pool)
-	head, err := atStart(ctx, r, "head of "+stream, func(ctx context.Context) (uint64, error) {
-		return streams.LastSeq(ctx, r.js, stream)
+	info, err := atStart(ctx, r, "head of "+stream, func(ctx context.Context) (*jetstream.StreamInfo, error) {
+		s, err := r.js.Stream(ctx, stream)
+		if err != nil {
+			return nil, err
+		}
+		return s.CachedInfo(), nil
 	})
 	if err != nil {
 		return err
 	}
-	if head == 0 {
+	head := info.State.LastSeq
+	r.origin.see(info)
+	position, err := r.restore(ctx, info)
+	if err != nil {
+		return err
+	}
+	if position >= head {
 		r.missing.caughtUp(partKV)
 	}
 	follower := streams.NewFollower(r.js, streams.FollowConfig{
 		Stream: stream,
-		From:   1,
+		From:   position + 1,
 		OnHole: r.foldHole,
 		Idle:   idleLook,
 		OnIdle: func() error { return r.foldIdle(ctx, stream, head) },
@@ -78,34 +90,29 @@ func (r *Router) foldIdle(ctx context.Context, stream string, head uint64) error
 	return nil
 }
 
-// foldHole counts messages that the stream no longer holds. Whose they were is
-// not known; the seq of each replica's next batch tells.
+// foldHole takes note of messages that the stream no longer holds. Whose they were
+// is not known, so every replica may have changed unseen.
 func (r *Router) foldHole(from, to uint64) {
 	r.metrics.holes.Add(float64(to - from + 1))
-	slog.Warn("kv stream has a hole", "router", r.cfg.Name, "pool", r.cfg.Pool, "from", from, "to", to)
+	r.fold.Lock()
+	r.fold.whole = false
+	suspected := r.index().SuspectAll()
+	r.fold.Unlock()
+	slog.Warn("kv stream has a hole; every replica known so far is suspect until its next epoch",
+		"router", r.cfg.Name, "pool", r.cfg.Pool, "from", from, "to", to, "replicas", suspected)
 }
 
-// foldEvent applies one message. One that cannot be read is counted and left
+// foldEvent applies one message. One that cannot be used is counted and left
 // out, which the replica's next batch shows as a gap; an audit leaves out the
 // same ones.
 func (r *Router) foldEvent(e streams.Event) {
-	message, err := streams.Decode(e.Schema, e.Data)
+	batch, step, err := streams.KVBatch(e)
 	if err != nil {
-		r.foldInvalid(e, "decode", err)
-		return
-	}
-	batch, ok := message.(*pb.KVBatch)
-	if !ok {
-		r.foldInvalid(e, "schema", nil)
-		return
-	}
-	b, err := prefix.FromProto(batch, e.Seq)
-	if err != nil {
-		r.foldInvalid(e, "content", err)
+		r.foldInvalid(e, err)
 		return
 	}
 	r.fold.Lock()
-	applied := r.index.Apply(b)
+	applied := r.index().Apply(step)
 	if epoch, ok := epochOf(batch.Epoch); ok && !applied.Stale {
 		r.fold.lives[batch.Replica] = epoch
 	}
@@ -126,7 +133,7 @@ func (r *Router) foldEvent(e streams.Event) {
 func (r *Router) foldNotes(batch *pb.KVBatch, applied prefix.Applied) {
 	if applied.Gap > 0 {
 		r.metrics.missingBatches.Add(float64(applied.Gap))
-		slog.Warn("a replica's events have a gap; its matches are suspect until its next epoch",
+		slog.Warn("a replica's events have a gap; its matches are suspect until they come or its next epoch",
 			"router", r.cfg.Name, "replica", batch.Replica, "epoch", hex.EncodeToString(batch.Epoch), "seq", batch.Seq, "missing", applied.Gap)
 	}
 }
@@ -142,9 +149,12 @@ func (r *Router) began(batch *pb.KVBatch) {
 	slog.Debug("a replica's cache began a new life", "router", r.cfg.Name, "replica", batch.Replica, "epoch", hex.EncodeToString(batch.Epoch))
 }
 
-func (r *Router) foldInvalid(e streams.Event, reason string, err error) {
-	r.metrics.invalid.WithLabelValues(reason).Inc()
-	slog.Warn("a kv message cannot be used", "router", r.cfg.Name, "subject", e.Subject, "seq", e.Seq, "reason", reason, "error", err)
+func (r *Router) foldInvalid(e streams.Event, err error) {
+	var invalid *streams.InvalidKVError
+	if errors.As(err, &invalid) {
+		r.metrics.invalid.WithLabelValues(invalid.Reason).Inc()
+	}
+	slog.Warn("a kv message cannot be used", "router", r.cfg.Name, "subject", e.Subject, "seq", e.Seq, "error", err)
 }
 
 // lives lists the replicas of which the index may hold something.
@@ -165,9 +175,7 @@ func (r *Router) forget(name string) {
 	r.fold.Lock()
 	life, known := r.fold.lives[name]
 	delete(r.fold.lives, name)
-	r.index.Drop(name)
-	r.fold.Unlock()
-
+	r.index().Drop(name)
 	r.fleet.Lock()
 	delete(r.fleet.gone, name)
 	if len(r.fleet.lost) >= maxLost {
@@ -177,6 +185,7 @@ func (r *Router) forget(name string) {
 		r.fleet.lost[name] = life
 	}
 	r.fleet.Unlock()
+	r.fold.Unlock() // a snapshot has the blocks, or that they are lost
 	r.predictions.DropReplica(name)
 	r.decide.Lock()
 	r.decide.ledger.Forget(name)

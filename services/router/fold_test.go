@@ -20,7 +20,7 @@ func TestReadyMeansTheHeadSeenAtStart(t *testing.T) {
 		last = a.holds(keysOf(i, 3))
 	}
 	r := e.router(Config{})
-	if p := r.index.Position(); p < last {
+	if p := r.index().Position(); p < last {
 		t.Errorf("ready at %d, head was %d", p, last)
 	}
 	if d := r.mustDecide(request(keysOf(499, 3))); d.KvSeq != last || candidate(d, "a").GpuBlocks != 3 {
@@ -172,8 +172,8 @@ func TestALostReplicaIsForgottenAndMayReturn(t *testing.T) {
 	}
 	r.knows(1, "live")
 	r.sweep(r.now() + 2*time.Hour.Microseconds())
-	if r.index.Stats().Entries != 0 {
-		t.Errorf("index still has %+v", r.index.Stats())
+	if r.index().Stats().Entries != 0 {
+		t.Errorf("index still has %+v", r.index().Stats())
 	}
 	a.beat()
 	b.beat() // two hours without a heartbeat ended it as well
@@ -205,6 +205,9 @@ func TestAGapMakesAReplicaSuspect(t *testing.T) {
 	last := b.holds(keys[:1])
 	r := e.router(Config{})
 	r.knows(2, "live")
+	_, text := r.get("/metrics")
+	mustContain(t, text, `warmpath_router_replica_suspect{pool="chat",replica="a"} 1`, `warmpath_router_replica_suspect{pool="chat",replica="b"} 0`,
+		`warmpath_router_index_suspects{pool="chat"} 1`, `warmpath_router_kv_missing_batches_total{pool="chat"} 2`)
 	d := r.mustDecide(request(keys))
 	if !candidate(d, "a").Suspect || candidate(d, "b").Suspect || d.KvSeq != last {
 		t.Errorf("decision %v", d)
@@ -239,6 +242,8 @@ func TestWhatCannotBeUsedIsLeftOut(t *testing.T) {
 	e.publishRaw(subject, "warmpath.v9.Surprise", []byte("x"))
 	e.publish(subject, &pb.LoadReport{Replica: "a"})
 	e.publish(subject, &pb.KVBatch{Replica: "a", Seq: 3})
+	e.publish(subject, b.batch(stored(pb.Tier_TIER_GPU, keysOf(1, 9)))) // of another than its subject says
+	b.seq--
 	r.reaches(b.holds(keysOf(1, 3)))
 	d := r.mustDecide(request(keysOf(1, 3)))
 	if candidate(d, "a").GpuBlocks != 2 || candidate(d, "b").GpuBlocks != 3 {
@@ -246,6 +251,7 @@ func TestWhatCannotBeUsedIsLeftOut(t *testing.T) {
 	}
 	_, text := r.get("/metrics")
 	mustContain(t, text, `warmpath_router_kv_invalid_total{pool="chat",reason="content"} 1`,
+		`warmpath_router_kv_invalid_total{pool="chat",reason="replica"} 1`, `warmpath_router_follower_restarts_total{pool="chat"} 0`,
 		`warmpath_router_kv_invalid_total{pool="chat",reason="decode"} 2`, `warmpath_router_kv_invalid_total{pool="chat",reason="schema"} 1`)
 
 	route := streams.RouteSubject(testPool, testGateway)

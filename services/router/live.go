@@ -42,6 +42,12 @@ type tail struct{ from, end uint64 }
 // runLive follows what gateways publish: first the tail of ROUTE, to know what is
 // in flight, then live.
 func (r *Router) runLive(ctx context.Context) error {
+	// Whose cache is predicted from its requests, the fleet says.
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-r.missing.one(partFleet):
+	}
 	t, err := atStart(ctx, r, "tail of "+streams.RouteStream, r.routeTail)
 	if err != nil {
 		return err
@@ -130,6 +136,7 @@ func (r *Router) liveDecided(d *pb.Decided, at int64) {
 	}
 	r.decide.ledger.ApplyDecided(d, at)
 	r.predictions.Add(id, d.Chosen, d.Keys, at)
+	r.noteSent(id, d, at)
 }
 
 func (r *Router) liveMoved(m *pb.Moved) {
@@ -139,10 +146,11 @@ func (r *Router) liveMoved(m *pb.Moved) {
 	r.decide.own.take(id)
 	r.decide.ledger.ApplyMoved(m)
 	r.predictions.Drop(id)
+	delete(r.decide.sent, id)
 }
 
 // liveFinished ends a request. The blocks it made are in the replica's events by
-// now, so the prediction goes; a replica without events keeps it until it expires.
+// now, so the prediction goes; of a replica without events they are learned.
 func (r *Router) liveFinished(f *pb.Finished) {
 	id := attemptID(f.RequestId, f.Attempt)
 	exact := r.publishesKV(f.Replica)
@@ -150,7 +158,8 @@ func (r *Router) liveFinished(f *pb.Finished) {
 	defer r.decide.Unlock()
 	r.decide.own.take(id)
 	r.decide.ledger.ApplyFinished(f)
-	if exact || f.Status != pb.Status_STATUS_OK {
+	learned := r.learn(id, f)
+	if exact || learned || f.Status != pb.Status_STATUS_OK {
 		r.predictions.Drop(id)
 	}
 }

@@ -29,6 +29,9 @@ type metrics struct {
 	leasesExpired      prometheus.Counter
 	predictionsExpired prometheus.Counter
 	forgotten          prometheus.Counter
+	learned            prometheus.Counter
+	snapshotFailures   *prometheus.CounterVec
+	snapshotsRefused   *prometheus.CounterVec
 }
 
 // decisionBuckets are for a decision of tens of microseconds, up to where a
@@ -70,11 +73,17 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 		leasesExpired:      counter("leases_expired_total", "Requests in flight that were given up without an outcome."),
 		predictionsExpired: counter("predictions_expired_total", "Predictions that ran out unconfirmed."),
 		forgotten:          counter("replicas_forgotten_total", "Lost replicas whose blocks were dropped from the index."),
+		learned:            counter("learned_requests_total", "Requests from which the cache of a replica without events was learned."),
+		snapshotFailures:   vector("snapshot_failures_total", "Snapshots that could not be looked at, written or removed, by reason.", "reason"),
+		snapshotsRefused:   vector("snapshots_refused_total", "Snapshots that a starting router could not use, by reason.", "reason"),
+	}
+	for _, reason := range []string{failureRead, failureLease, failureLost, failureFull, failureTTL, failureSave, failurePrune} {
+		m.snapshotFailures.WithLabelValues(reason)
 	}
 	for _, c := range []prometheus.Collector{
 		m.decisions, m.errors, m.duration, m.promptTokens, m.predictedTokens, m.batchAge, m.invalid, m.holes,
 		m.missingBatches, m.routeEvents, m.reports, m.reportsInvalid, m.overruled, m.shed, m.leasesExpired, m.predictionsExpired,
-		m.forgotten, newGauges(r, pool),
+		m.forgotten, m.learned, m.snapshotFailures, m.snapshotsRefused, newGauges(r, pool), newIndexGauges(r, pool),
 	} {
 		if err := reg.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w; give each router a registry of its own", err)

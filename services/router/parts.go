@@ -3,7 +3,6 @@ package router
 import (
 	"context"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -28,11 +27,16 @@ type parts struct {
 type partsState struct {
 	sync.Mutex
 	left []string
+	each map[string]chan struct{}
 	done chan struct{}
 }
 
 func newParts() parts {
-	return parts{&partsState{left: []string{partKV, partFleet, partLoad, partRoute}, done: make(chan struct{})}}
+	s := &partsState{left: []string{partKV, partFleet, partLoad, partRoute}, each: map[string]chan struct{}{}, done: make(chan struct{})}
+	for _, part := range s.left {
+		s.each[part] = make(chan struct{})
+	}
+	return parts{s}
 }
 
 // caughtUp takes a part off the list; more than once is harmless.
@@ -44,19 +48,21 @@ func (p parts) caughtUp(part string) {
 		return
 	}
 	p.state.left = slices.Delete(p.state.left, i, i+1)
+	close(p.state.each[part])
 	if len(p.state.left) == 0 {
 		close(p.state.done)
 	}
 }
 
-// all is closed when every part has caught up.
-func (p parts) all() <-chan struct{} { return p.state.done }
+// all is closed when every part has caught up, one when a single part has.
+func (p parts) all() <-chan struct{}            { return p.state.done }
+func (p parts) one(part string) <-chan struct{} { return p.state.each[part] }
 
-// String lists what is missing.
-func (p parts) String() string {
+// waits lists what is missing.
+func (p parts) waits() []string {
 	p.state.Lock()
 	defer p.state.Unlock()
-	return strings.Join(p.state.left, ", ")
+	return slices.Clone(p.state.left)
 }
 
 // expectPatience is how long a starting router waits for each replica's last

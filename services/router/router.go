@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,6 +30,7 @@ import (
 	pb "warmpath/schemas/warmpathv1"
 	"warmpath/services/httpserver"
 	"warmpath/streams"
+	"warmpath/streams/snapshot"
 )
 
 // Config is what one router is. Only Pool must be given: New puts the default
@@ -61,6 +63,24 @@ type Config struct {
 	// ForgetAfter is how long a replica must be gone before its blocks leave the
 	// index. Default: 10 minutes, longer than a rolling restart of one engine.
 	ForgetAfter time.Duration
+	// IndexBytes is the hard limit of the index's memory. 0: no limit. Over it the
+	// deepest blocks go, and recorded matches can only be derived again by an audit
+	// with the same limit.
+	IndexBytes int64
+	// NoSnapshots makes a router that reads snapshots and writes none.
+	NoSnapshots bool
+	// SnapshotEvery and SnapshotEvents are the time and the KV messages after which
+	// the pool's newest snapshot is too old. Default: 5 minutes and 100,000, whose
+	// replay takes a starting router a second or two.
+	SnapshotEvery  time.Duration
+	SnapshotEvents uint64
+	// SnapshotKeep is how many are kept. Default: 3, so that two may be damaged.
+	SnapshotKeep int
+	// SnapshotCheck is how often it is looked whether one is due. Default: 10 s.
+	SnapshotCheck time.Duration
+	// SnapshotLease is how long a writer that died keeps others from writing.
+	// Default: 30 s; a writer at work renews it.
+	SnapshotLease time.Duration
 	// StartTimeout bounds how long the first look at the streams is retried.
 	// Default: 60 s, which outlasts a NATS leader election and a slow start beside it.
 	StartTimeout time.Duration
@@ -88,6 +108,15 @@ func (c Config) withDefaults() Config {
 	set(&c.DeadAfter, 15*time.Second)
 	set(&c.ForgetAfter, 10*time.Minute)
 	set(&c.StartTimeout, time.Minute)
+	set(&c.SnapshotEvery, 5*time.Minute)
+	set(&c.SnapshotCheck, 10*time.Second)
+	set(&c.SnapshotLease, 30*time.Second)
+	if c.SnapshotEvents == 0 {
+		c.SnapshotEvents = 100_000
+	}
+	if c.SnapshotKeep <= 0 {
+		c.SnapshotKeep = 3
+	}
 	return c
 }
 
@@ -103,14 +132,21 @@ type Router struct {
 	registry *prometheus.Registry
 	now      func() int64 // wall clock, Unix microseconds
 
-	index       *prefix.Index
+	held        atomic.Pointer[prefix.Index] // replaced once, by a snapshot at the start
 	predictions *prefix.Predictions
 
-	// fold guards the index's one writer, and what only the fold knows.
+	// fold guards the index's one writer, and what only the fold knows. It is
+	// locked before fleet where both are needed.
 	fold struct {
 		sync.Mutex
 		lives map[string]prefix.Epoch // newest life of each replica in the stream
+		whole bool                    // the index has seen every message of the stream
 	}
+
+	origin    origin
+	snapshots *snapshot.Store
+	kept      atomic.Pointer[keptSnapshots] // nil until looked at
+	refused   map[string]bool               // damaged snapshots, by name: of the start, then of runSnapshots
 
 	follower atomic.Pointer[streams.Follower] // of the KV stream; nil until it runs
 
@@ -128,6 +164,7 @@ type Router struct {
 		ledger  *policy.Ledger
 		turn    uint64
 		own     unconfirmed
+		sent    sent
 		matches []prefix.Match // scratch
 	}
 
@@ -162,17 +199,25 @@ func New(cfg Config, nc *nats.Conn, js jetstream.JetStream, reg *prometheus.Regi
 	r := &Router{
 		cfg: cfg, policy: ref, nc: nc, js: js, registry: reg,
 		now:         func() int64 { return time.Now().UnixMicro() },
-		index:       prefix.New(),
 		predictions: prefix.NewPredictions(cfg.PredictionTTL),
 		ready:       make(chan struct{}),
 		missing:     newParts(),
 	}
+	r.held.Store(prefix.NewWith(r.indexConfig()))
+	r.refused = map[string]bool{}
+	r.fold.whole = true
 	r.fold.lives = map[string]prefix.Epoch{}
 	r.fleet.Fleet = replica.NewFleet(cfg.DeadAfter)
 	r.fleet.gone = map[string]int64{}
 	r.fleet.lost = map[string]prefix.Epoch{}
 	r.decide.ledger = policy.NewLedger(cfg.Ledger)
 	r.decide.own = newUnconfirmed(cfg.PredictionTTL)
+	r.decide.sent = sent{}
+	if js != nil {
+		if r.snapshots, err = snapshot.NewStore(js, cfg.Pool); err != nil {
+			return nil, err
+		}
+	}
 	if r.metrics, err = newMetrics(reg, r); err != nil {
 		return nil, err
 	}
@@ -181,6 +226,11 @@ func New(cfg Config, nc *nats.Conn, js jetstream.JetStream, reg *prometheus.Regi
 	}
 	return r, nil
 }
+
+// index is the prefix index. The fold alone changes it.
+func (r *Router) index() *prefix.Index { return r.held.Load() }
+
+func (r *Router) indexConfig() prefix.Config { return prefix.Config{MaxBytes: r.cfg.IndexBytes} }
 
 // Address is the base URL of the HTTP side.
 func (r *Router) Address() string { return "http://" + r.listener.Addr().String() }
@@ -197,7 +247,13 @@ func (r *Router) health() error {
 	if r.started.Load() {
 		return nil
 	}
-	return fmt.Errorf("%w: still reading %s", errNotReady, r.missing.String())
+	waits := r.missing.waits()
+	for i, part := range waits {
+		if part == partKV {
+			waits[i] += r.progress()
+		}
+	}
+	return fmt.Errorf("%w: still reading %s", errNotReady, strings.Join(waits, ", "))
 }
 
 // Run folds and answers until ctx ends, then finishes the requests it has and
@@ -206,6 +262,7 @@ func (r *Router) Run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return httpserver.Serve(ctx, r.listener, r.handler()) })
 	group.Go(func() error { return ended(ctx, "fold", r.runFold(ctx)) })
+	group.Go(func() error { return ended(ctx, "snapshots", r.runSnapshots(ctx)) })
 	group.Go(func() error { return ended(ctx, "fleet", r.runFleet(ctx)) })
 	group.Go(func() error { return ended(ctx, "load", r.runLoad(ctx)) })
 	group.Go(func() error { return ended(ctx, "live", r.runLive(ctx)) })
@@ -248,6 +305,7 @@ func (r *Router) sweep(now int64) {
 	r.decide.Lock()
 	leases := r.decide.ledger.Expire(now)
 	r.decide.own.expire(now)
+	r.decide.sent.expire(now)
 	r.decide.Unlock()
 	r.metrics.leasesExpired.Add(float64(leases))
 	r.metrics.predictionsExpired.Add(float64(r.predictions.Expire(now)))

@@ -121,7 +121,7 @@ func (r *Router) runService(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("join %s: %w", streams.ServiceSubject(r.cfg.Pool), err)
 	}
-	slog.Info("router is ready", "router", r.cfg.Name, "pool", r.cfg.Pool, "policy", r.policy.Name, "kv_seq", r.index.Position(), "http", r.Address())
+	slog.Info("router is ready", "router", r.cfg.Name, "pool", r.cfg.Pool, "policy", r.policy.Name, "kv_seq", r.index().Position(), "http", r.Address())
 	close(r.ready)
 	<-ctx.Done()
 	return r.leave(service)
@@ -212,7 +212,7 @@ func (r *Router) stats() ServiceStats {
 	s := ServiceStats{
 		Decisions: r.totals.decisions.Load(),
 		Refused:   r.totals.refused.Load(),
-		KVSeq:     r.index.Position(),
+		KVSeq:     r.index().Position(),
 		KVLastSeq: read + lag,
 	}
 	if s.Decisions > 0 {

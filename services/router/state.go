@@ -16,10 +16,13 @@ type State struct {
 	Policy string   `json:"policy"`
 	Params []string `json:"params"`
 	// Decisions taken since the start.
-	Decisions uint64   `json:"decisions"`
-	KV        KVState  `json:"kv"`
-	Index     Index    `json:"index"`
-	Replicas  []Member `json:"replicas"`
+	Decisions uint64  `json:"decisions"`
+	KV        KVState `json:"kv"`
+	Index     Index   `json:"index"`
+	// Start is what the router began with, Snapshot the pool's newest one.
+	Start    Start         `json:"start"`
+	Snapshot SnapshotState `json:"snapshot"`
+	Replicas []Member      `json:"replicas"`
 	// Predictions are decisions whose blocks are expected and not confirmed yet.
 	Predictions int `json:"predictions"`
 }
@@ -36,6 +39,20 @@ type KVState struct {
 	IndexAgeUS int64  `json:"index_age_us"`
 }
 
+// SnapshotState is the newest snapshot of the pool as last looked at; zero when
+// there is none.
+type SnapshotState struct {
+	Seq        uint64  `json:"seq"`
+	Bytes      uint64  `json:"bytes"`
+	Writer     string  `json:"writer,omitempty"`
+	Whole      bool    `json:"whole"`
+	AgeSeconds float64 `json:"age_seconds"`
+	// Kept is how many there are, Uncovered how many messages after the newest one
+	// the KV stream no longer holds.
+	Kept      int    `json:"kept"`
+	Uncovered uint64 `json:"uncovered"`
+}
+
 // Index counts what the prefix index holds and has seen.
 type Index struct {
 	Replicas        int    `json:"replicas"`
@@ -46,6 +63,11 @@ type Index struct {
 	Stale           uint64 `json:"stale"`
 	Duplicates      uint64 `json:"duplicates"`
 	UnknownRemovals uint64 `json:"unknown_removals"`
+	// Late is how many missing batches came after all.
+	Late    uint64         `json:"late"`
+	Bytes   int64          `json:"bytes"`
+	Evicted uint64         `json:"evicted"`
+	Tiers   map[string]int `json:"tiers"`
 }
 
 // Member is one replica of the pool.
@@ -60,9 +82,16 @@ type Member struct {
 	KVEvents    bool   `json:"kv_events"`
 	Epoch       string `json:"epoch"`
 	// IndexEpoch is the cache life that the index holds; empty when it holds none.
-	IndexEpoch   string `json:"index_epoch"`
-	Suspect      bool   `json:"suspect"`
-	HeartbeatAge int64  `json:"heartbeat_age_us"`
+	IndexEpoch string `json:"index_epoch"`
+	Suspect    bool   `json:"suspect"`
+	// IndexSeq is the last batch of that life in the index, Missing how many before
+	// it are missing and may still come, Entries how many blocks it holds.
+	IndexSeq uint64 `json:"index_seq"`
+	Missing  uint64 `json:"missing_batches"`
+	Entries  int    `json:"index_entries"`
+	// Learned is how many blocks a replica without events probably holds.
+	Learned      int   `json:"learned_blocks"`
+	HeartbeatAge int64 `json:"heartbeat_age_us"`
 
 	InFlight               uint32  `json:"in_flight"`
 	QueuedPrefillTokens    uint64  `json:"queued_prefill_tokens"`
@@ -80,7 +109,7 @@ func (r *Router) State() State {
 		Pool: r.cfg.Pool, Name: r.cfg.Name, Ready: r.started.Load(),
 		Policy: r.policy.Name, Params: []string{}, Predictions: r.predictions.Len(),
 		KV: KVState{
-			Stream: kvStream(r), Position: r.index.Position(), IndexAgeUS: r.applied.Load(),
+			Stream: kvStream(r), Position: r.index().Position(), IndexAgeUS: r.applied.Load(),
 		},
 	}
 	if err := r.health(); err != nil {
@@ -92,10 +121,22 @@ func (r *Router) State() State {
 	read, lag := r.followed()
 	s.KV.LastSeq, s.KV.Lag = read+lag, lag
 
-	x := r.index.Stats()
+	x := r.index().Stats()
 	s.Index = Index{
 		Replicas: x.Replicas, Suspects: x.Suspects, Entries: x.Entries, Batches: x.Batches, Gaps: x.Gaps,
 		Stale: x.Stale, Duplicates: x.Duplicates, UnknownRemovals: x.UnknownRemovals,
+		Late: x.Late, Bytes: x.Bytes, Evicted: x.Evicted, Tiers: map[string]int{},
+	}
+	for tier, n := range x.Tiers {
+		s.Index.Tiers[prefix.Tier(tier).String()] = n
+	}
+	s.Start = r.origin.begin()
+	if kept := r.kept.Load(); kept != nil {
+		s.Snapshot = SnapshotState{Kept: kept.count, Uncovered: kept.uncovered}
+		if one := kept.newest; one.Seq > 0 {
+			s.Snapshot.Seq, s.Snapshot.Bytes, s.Snapshot.Writer, s.Snapshot.Whole = one.Seq, one.Size, one.Writer, one.Whole
+			s.Snapshot.AgeSeconds = float64(max(0, r.now()-one.Written.UnixMicro())) / 1e6
+		}
 	}
 	s.Replicas, s.Decisions = r.members()
 	return s
@@ -105,8 +146,8 @@ func (r *Router) State() State {
 func (r *Router) members() (members []Member, decisions uint64) {
 	now := r.now()
 	fleet := r.replicas(now)
-	known, _ := r.index.Match(nil, nil, nil)
-	lives := make(map[string]prefix.Match, len(known))
+	known := r.index().Lives()
+	lives := make(map[string]prefix.Life, len(known))
 	for _, m := range known {
 		lives[m.Replica] = m
 	}
@@ -130,7 +171,9 @@ func (r *Router) members() (members []Member, decisions uint64) {
 		}
 		if life, ok := lives[e.Replica]; ok {
 			m.IndexEpoch, m.Suspect = hex.EncodeToString(life.Epoch[:]), life.Suspect
+			m.IndexSeq, m.Missing, m.Entries = life.Seq, life.Missing, life.Entries
 		}
+		m.Learned = r.predictions.Learned(e.Replica)
 		members = append(members, m)
 	}
 	return members, r.decide.turn
