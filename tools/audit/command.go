@@ -24,6 +24,7 @@ type Command struct {
 	To              uint64 `help:"Last sequence of the route stream to audit; 0 means the newest."`
 	Decisions       string `help:"Read the decisions from a file that warmpath tail printed (- for standard input) instead of a stream."`
 	AllowUndigested bool   `help:"Pass events that carry no digest, such as those of a publisher that is not Warmpath's."`
+	IndexBytes      int64  `name:"index-bytes" default:"0" help:"Limit of the routers' indexes, as their --index-bytes."`
 	JSON            bool   `name:"json" help:"Print the result as one JSON object."`
 }
 
@@ -42,7 +43,7 @@ func (c *Command) run(ctx context.Context, stdout io.Writer) error {
 	if err := c.readDecisions(ctx, opened, auditor); err != nil {
 		return err
 	}
-	result, err := auditor.finish(ctx, opened, c.kvStream)
+	result, err := auditor.finish(ctx, opened, c.kvStream, c.begin(opened))
 	if err != nil {
 		return err
 	}
@@ -55,7 +56,7 @@ func (c *Command) run(ctx context.Context, stdout io.Writer) error {
 	case result.Differing > 0:
 		return fmt.Errorf("%d recorded events differ from what the streams say", result.Differing)
 	case result.Unverifiable > 0:
-		return fmt.Errorf("%d decisions cannot be verified: the KV events before them are no longer stored; keep KV_<pool> longer (streams apply)", result.Unverifiable)
+		return fmt.Errorf("%d decisions cannot be verified: neither the KV events before them nor a snapshot of that time is stored; keep KV_<pool> longer (streams apply)", result.Unverifiable)
 	}
 	return nil
 }
@@ -85,6 +86,11 @@ func (c *Command) print(w io.Writer, r *Result) error {
 	}
 	if len(r.Differences) == maxDifferences {
 		fmt.Fprintln(w, "… and possibly more")
+	}
+	for _, b := range r.Bases {
+		if b.SnapshotSeq > 0 {
+			fmt.Fprintf(w, "pool %s: the KV stream's beginning is no longer stored; folded from the snapshot at %d\n", b.Pool, b.SnapshotSeq)
+		}
 	}
 	_, err := fmt.Fprintf(w, "%d decisions: %d recomputed (%d fallbacks), %d matches derived from the KV stream, %d moved, %d finished, %d open, %d decided before the range, %d without digest, %d unverifiable, %d differ\n",
 		r.Decisions, r.Recomputed, r.Fallbacks, r.MatchesChecked, r.Moved, r.Finished, r.Open, r.BeforeRange, r.Undigested, r.Unverifiable, r.Differing)

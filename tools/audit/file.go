@@ -12,9 +12,6 @@ import (
 	"warmpath/streams/eventjson"
 )
 
-// errTrimmed ends the fold of a KV stream whose beginning is gone.
-var errTrimmed = errors.New("the stream's beginning is no longer stored")
-
 // readFile hands over the events of a file that `warmpath tail` printed, "-" for
 // standard input.
 func readFile(ctx context.Context, path string, handle func(streams.Event) error) error {
