@@ -25,6 +25,7 @@ import (
 	"warmpath/streams"
 	"warmpath/tools/audit"
 	"warmpath/tools/bench"
+	"warmpath/tools/index"
 	"warmpath/tools/tail"
 )
 
@@ -42,6 +43,7 @@ type commands struct {
 	Tables     tables.Command     `cmd:"" help:"Apply or check the ClickHouse migrations."`
 	Tail       tail.Command       `cmd:"" help:"Print events as JSON lines, live or from a sequence or a time."`
 	Audit      audit.Command      `cmd:"" help:"Recompute recorded decisions from the streams; exit 1 on any that differs."`
+	Index      index.Command      `cmd:"" help:"Look into prefix indexes: of snapshots, of files, folded from the stream; compare two."`
 	Bench      bench.Command      `cmd:"" help:"Measure the promised figures, each beside its floor; exit 1 when a bound is missed."`
 }
 
