@@ -241,7 +241,7 @@ func TestMissedBounds(t *testing.T) {
 	}
 }
 
-// A quick run prints every figure, and judges none.
+// A quick run prints every figure, cold start included, and judges none.
 func TestQuick(t *testing.T) {
 	var out bytes.Buffer
 	if err := (&Index{JSON: true, Quick: true, Rounds: 1}).run(t.Context(), &out); err != nil {
@@ -275,7 +275,7 @@ func TestQuick(t *testing.T) {
 		}
 		seen[name] = true
 	}
-	for _, want := range []string{"apply, one writer", "memory, all in, 1,024 replicas", "allocations per match", "restore of 1 M entries"} {
+	for _, want := range []string{"apply, one writer", "memory, all in, 1,024 replicas", "allocations per match", "restore of 1 M entries", "cold start, snapshot and 2 000 events"} {
 		if !seen[want] {
 			t.Errorf("no figure %q among %v", want, seen)
 		}

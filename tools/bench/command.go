@@ -14,7 +14,7 @@ import (
 
 // Command is `warmpath bench`.
 type Command struct {
-	Index Index `cmd:"" help:"Measure the prefix index; exit 1 when a bound is missed."`
+	Index Index `cmd:"" help:"Measure the prefix index and a router's cold start; exit 1 when a bound is missed."`
 }
 
 // Index is `warmpath bench index`.
@@ -22,7 +22,7 @@ type Index struct {
 	JSON   bool     `name:"json" help:"Print a JSON object per line: the machine, then each figure."`
 	Quick  bool     `help:"Small sizes and few rounds: shows that everything runs, judges nothing."`
 	Rounds int      `default:"7" help:"Times that floor and index are measured in turns; medians are printed."`
-	Only   []string `placeholder:"PART" help:"Measure these parts only: apply, match, busy, memory, clear, snapshot, wide, tiers."`
+	Only   []string `placeholder:"PART" help:"Measure these parts only: apply, match, busy, memory, clear, snapshot, wide, tiers, cold."`
 }
 
 // part is a group of figures that share what they are measured on.
@@ -41,6 +41,7 @@ var parts = []part{
 	{"snapshot", (*bench).snapshot},
 	{"wide", (*bench).wide},
 	{"tiers", (*bench).tiers},
+	{"cold", (*bench).cold},
 }
 
 // bench is one run.

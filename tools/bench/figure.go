@@ -73,7 +73,9 @@ type output struct {
 
 func newOutput(w io.Writer, asJSON bool) *output {
 	if asJSON {
-		return &output{json: json.NewEncoder(w)}
+		encoder := json.NewEncoder(w)
+		encoder.SetEscapeHTML(false) // bounds hold <= and >=
+		return &output{json: encoder}
 	}
 	return &output{table: tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)}
 }
