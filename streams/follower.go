@@ -382,3 +382,16 @@ func LastSeq(ctx context.Context, js jetstream.JetStream, stream string) (uint64
 	}
 	return s.CachedInfo().State.LastSeq, nil
 }
+
+// TailStart is the sequence that the newest n messages of a stream begin at, at
+// least 1. Errors are those of LastSeq.
+func TailStart(ctx context.Context, js jetstream.JetStream, stream string, n uint64) (uint64, error) {
+	last, err := LastSeq(ctx, js, stream)
+	if err != nil {
+		return 0, err
+	}
+	if last > n {
+		return last - n + 1, nil
+	}
+	return 1, nil
+}

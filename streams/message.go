@@ -64,14 +64,23 @@ func Digest(data []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Decode decodes the payload of an event by its schema name. It returns an
-// error for an unknown schema and for a payload that is not of it.
-func Decode(schema string, data []byte) (proto.Message, error) {
+// Empty returns an empty message of a schema. It returns an error for one that
+// this build does not know.
+func Empty(schema string) (proto.Message, error) {
 	kind, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(schema))
 	if err != nil {
 		return nil, fmt.Errorf("schema %q is not known to this build: %w", schema, err)
 	}
-	m := kind.New().Interface()
+	return kind.New().Interface(), nil
+}
+
+// Decode decodes the payload of an event by its schema name. It returns an
+// error for an unknown schema and for a payload that is not of it.
+func Decode(schema string, data []byte) (proto.Message, error) {
+	m, err := Empty(schema)
+	if err != nil {
+		return nil, err
+	}
 	if err := proto.Unmarshal(data, m); err != nil {
 		return nil, fmt.Errorf("decode %s: %w", schema, err)
 	}

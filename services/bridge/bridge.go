@@ -26,7 +26,7 @@ import (
 
 const (
 	// heartbeat is a third of the FLEET entry's life, so that two may get lost.
-	heartbeat = 5 * time.Second
+	heartbeat = streams.DefaultFleetTTL / 3
 	// loadHeartbeat is how long an unchanged load stays unsaid: well below the age
 	// at which routers stop believing it.
 	loadHeartbeat = 2 * time.Second

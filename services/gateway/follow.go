@@ -62,13 +62,9 @@ func (g *Gateway) followLoad(ctx context.Context) error {
 // again, it goes on where it was.
 func (g *Gateway) followLive(ctx context.Context) error {
 	if g.liveFrom == 0 {
-		last, err := streams.LastSeq(ctx, g.js, streams.RouteStream)
-		if err != nil {
+		var err error
+		if g.liveFrom, err = streams.TailStart(ctx, g.js, streams.RouteStream, routeTail); err != nil {
 			return err
-		}
-		g.liveFrom = 1
-		if last > routeTail {
-			g.liveFrom = last - routeTail + 1
 		}
 	}
 	err := streams.FollowLive(ctx, g.nc, g.js, g.cfg.Pool, g.liveFrom, func(e streams.Event) error {

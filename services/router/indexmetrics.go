@@ -52,12 +52,7 @@ func (g *indexGauges) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (g *indexGauges) Collect(out chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	counter := func(d *prometheus.Desc, v float64) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v)
-	}
+	gauge, counter := senders(out)
 	s := g.r.State()
 	gauge(g.bytes, float64(s.Index.Bytes))
 	counter(g.evicted, float64(s.Index.Evicted))

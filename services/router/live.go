@@ -65,16 +65,12 @@ func (r *Router) runLive(ctx context.Context) error {
 }
 
 func (r *Router) routeTail(ctx context.Context) (tail, error) {
-	last, err := streams.LastSeq(ctx, r.js, streams.RouteStream)
+	from, err := streams.TailStart(ctx, r.js, streams.RouteStream, r.cfg.RouteTail)
 	if err != nil {
 		return tail{}, err
 	}
-	t := tail{from: 1}
-	if last > r.cfg.RouteTail {
-		t.from = last - r.cfg.RouteTail + 1
-	}
-	t.end, err = r.lastRoute(ctx)
-	return t, err
+	end, err := r.lastRoute(ctx)
+	return tail{from, end}, err
 }
 
 // lastRoute asks for the sequence of the pool's newest message in ROUTE, 0 when

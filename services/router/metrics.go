@@ -131,6 +131,17 @@ func newGauges(r *Router, pool prometheus.Labels) *gauges {
 	}
 }
 
+// senders put a figure of a given moment into a scrape.
+func senders(out chan<- prometheus.Metric) (gauge func(d *prometheus.Desc, v float64, labels ...string), counter func(d *prometheus.Desc, v float64)) {
+	gauge = func(d *prometheus.Desc, v float64, labels ...string) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	counter = func(d *prometheus.Desc, v float64) {
+		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v)
+	}
+	return gauge, counter
+}
+
 // Describe implements prometheus.Collector.
 func (g *gauges) Describe(out chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
@@ -143,12 +154,7 @@ func (g *gauges) Describe(out chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (g *gauges) Collect(out chan<- prometheus.Metric) {
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	counter := func(d *prometheus.Desc, v float64) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v)
-	}
+	gauge, counter := senders(out)
 	s := g.r.State()
 	gauge(g.position, float64(s.KV.Position))
 	gauge(g.head, float64(s.KV.LastSeq))

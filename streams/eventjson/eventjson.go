@@ -10,8 +10,6 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protoreflect"
-	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"warmpath/streams"
 )
@@ -57,11 +55,10 @@ func Decode(line []byte) (streams.Event, error) {
 	if err := json.Unmarshal(line, &l); err != nil {
 		return streams.Event{}, err
 	}
-	kind, err := protoregistry.GlobalTypes.FindMessageByName(protoreflect.FullName(l.Schema))
+	message, err := streams.Empty(l.Schema)
 	if err != nil {
-		return streams.Event{}, fmt.Errorf("schema %q is not known to this build", l.Schema)
+		return streams.Event{}, err
 	}
-	message := kind.New().Interface()
 	if err := protojson.Unmarshal(l.Event, message); err != nil {
 		return streams.Event{}, fmt.Errorf("event: %w", err)
 	}

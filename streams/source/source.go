@@ -73,11 +73,15 @@ func (s *Streams) Bounds(ctx context.Context, stream string) (first, last uint64
 	if err != nil {
 		return 0, 0, fmt.Errorf("stream %s: %w", stream, err)
 	}
-	state := info.CachedInfo().State
+	first, last = bounds(info.CachedInfo().State)
+	return first, last, nil
+}
+
+func bounds(state jetstream.StreamState) (first, last uint64) {
 	if state.Msgs == 0 {
-		return state.LastSeq + 1, state.LastSeq, nil
+		return state.LastSeq + 1, state.LastSeq
 	}
-	return state.FirstSeq, state.LastSeq, nil
+	return state.FirstSeq, state.LastSeq
 }
 
 // Created returns when a stream was made.
@@ -97,14 +101,11 @@ func (s *Streams) Snapshots(pool string) (*snapshot.Store, error) {
 // At returns the first sequence stored at or after a time, or last+1 when there
 // is none.
 func (s *Streams) At(ctx context.Context, stream string, when time.Time) (uint64, error) {
-	first, last, err := s.Bounds(ctx, stream)
-	if err != nil {
-		return 0, err
-	}
 	info, err := s.js.Stream(ctx, stream)
 	if err != nil {
-		return 0, err
+		return 0, fmt.Errorf("stream %s: %w", stream, err)
 	}
+	first, last := bounds(info.CachedInfo().State)
 	var fault error
 	n := sort.Search(int(last+1-first), func(i int) bool {
 		msg, err := info.GetMsg(ctx, first+uint64(i))

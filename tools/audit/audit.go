@@ -295,8 +295,7 @@ func matchText(gpu, total int, tiers [prefix.NumTiers]int, suspect bool) string 
 }
 
 func difference(r recorded, field, was, is string) Difference {
-	return Difference{Pool: r.decision.Pool, RequestID: r.decision.RequestId, Attempt: r.decision.Attempt,
-		Seq: r.seq, Field: field, Recorded: was, Recomputed: is}
+	return differenceOf(r.seq, r.decision, field, was, is)
 }
 
 func (a *auditor) differ(d Difference) {
