@@ -125,9 +125,6 @@ func (e *Engine) greet() error {
 	return nil
 }
 
-// Version returns the engine's version, such as 26.7.2.1.
-func (e *Engine) Version() string { return e.version }
-
 // Close waits for the statements that run, and shuts the engine down. The
 // process cannot open it again.
 func (e *Engine) Close() {

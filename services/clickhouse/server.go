@@ -70,15 +70,6 @@ func (s *Server) Run(ctx context.Context) error {
 	return httpserver.Serve(ctx, s.listener, s.handler)
 }
 
-// Serve is New and Run with metrics of its own.
-func Serve(ctx context.Context, cfg Config) error {
-	s, err := New(cfg, prometheus.NewRegistry())
-	if err != nil {
-		return err
-	}
-	return s.Run(ctx)
-}
-
 func (s *Server) mux(reg *prometheus.Registry) http.Handler {
 	mux := httpserver.Mux(reg, s.ready)
 	ok := func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "Ok.\n") }

@@ -89,9 +89,6 @@ func New(cfg Config, nc *nats.Conn, js jetstream.JetStream, reg *prometheus.Regi
 // Address is the base URL of the API.
 func (g *Gateway) Address() string { return "http://" + g.listener.Addr().String() }
 
-// Name is the gateway's name in events.
-func (g *Gateway) Name() string { return g.cfg.Name }
-
 // InFlight is how many requests a replica has from all gateways of the pool, as
 // far as this one knows.
 func (g *Gateway) InFlight(replica string) int { return int(g.view.inFlight(replica)) }
