@@ -79,18 +79,28 @@ func New(cfg Config, js jetstream.JetStream, reg *prometheus.Registry) (*Bridge,
 	if cfg.LoadEvery < 100*time.Millisecond {
 		return nil, fmt.Errorf("--load-every is %v; give 100ms or more", cfg.LoadEvery)
 	}
+	var err error
+	if cfg.Engine, err = baseURL("--engine", cfg.Engine); err != nil {
+		return nil, err
+	}
 	if cfg.Advertise == "" {
 		cfg.Advertise = cfg.Engine
 	}
-	for flag, value := range map[string]*string{"--engine": &cfg.Engine, "--advertise": &cfg.Advertise} {
-		*value = strings.TrimRight(*value, "/")
-		if u, err := url.Parse(*value); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
-			return nil, fmt.Errorf("%s is %q; give the engine's base URL, such as http://127.0.0.1:8000", flag, *value)
-		}
+	if cfg.Advertise, err = baseURL("--advertise", cfg.Advertise); err != nil {
+		return nil, err
 	}
 	b := &Bridge{cfg: cfg, js: js, client: &http.Client{Timeout: engineTimeout}, metrics: newMetrics(reg), reg: reg}
 	b.state.set(nil, errors.New("the engine was not asked yet"))
 	return b, nil
+}
+
+// baseURL checks a URL that a flag names, and drops its trailing slash.
+func baseURL(flag, value string) (string, error) {
+	value = strings.TrimRight(value, "/")
+	if u, err := url.Parse(value); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		return "", fmt.Errorf("%s is %q; give the engine's base URL, such as http://127.0.0.1:8000", flag, value)
+	}
+	return value, nil
 }
 
 // Run publishes until ctx ends, and then takes the replica out of the fleet.

@@ -155,6 +155,7 @@ func TestMistakesAreNamed(t *testing.T) {
 		"--pool":         func(c *Config) { c.Pool = "a b" },
 		"--replica":      func(c *Config) { c.Replica = "" },
 		"--engine":       func(c *Config) { c.Engine = "localhost:8000" },
+		"--advertise":    func(c *Config) { c.Advertise = "localhost:8000" },
 		"--block-tokens": func(c *Config) { c.BlockTokens = 0 },
 		"--load-every":   func(c *Config) { c.LoadEvery = time.Millisecond },
 	} {
