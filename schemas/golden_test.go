@@ -23,7 +23,7 @@ var update = flag.Bool("update", false, "write golden files that do not exist ye
 // never rewritten, only added to: old bytes must stay readable for ever.
 var onTheWire = []proto.Message{
 	&pb.KVBatch{}, &pb.LoadReport{}, &pb.FleetEntry{}, &pb.RouteRequest{}, &pb.RouteResponse{},
-	&pb.Decided{}, &pb.Moved{}, &pb.Finished{},
+	&pb.Decided{}, &pb.Moved{}, &pb.Finished{}, &pb.Mismatch{},
 }
 
 func TestGoldenBytes(t *testing.T) {

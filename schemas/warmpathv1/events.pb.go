@@ -383,9 +383,13 @@ type KVBatch struct {
 	Epoch []byte `protobuf:"bytes,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Seq   uint64 `protobuf:"varint,4,opt,name=seq,proto3" json:"seq,omitempty"`
 	// When the engine changed its cache.
-	EventTimeUs   int64      `protobuf:"varint,5,opt,name=event_time_us,json=eventTimeUs,proto3" json:"event_time_us,omitempty"`
-	BlockTokens   uint32     `protobuf:"varint,6,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
-	Events        []*KVEvent `protobuf:"bytes,7,rep,name=events,proto3" json:"events,omitempty"`
+	EventTimeUs int64      `protobuf:"varint,5,opt,name=event_time_us,json=eventTimeUs,proto3" json:"event_time_us,omitempty"`
+	BlockTokens uint32     `protobuf:"varint,6,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
+	Events      []*KVEvent `protobuf:"bytes,7,rep,name=events,proto3" json:"events,omitempty"`
+	// The engine's own number of the batch that this one completes; absent when it
+	// has none, or when more parts of the same engine batch follow. A bridge that
+	// starts again asks the engine for what came after it.
+	SourceSeq     *uint64 `protobuf:"varint,8,opt,name=source_seq,json=sourceSeq,proto3,oneof" json:"source_seq,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -469,6 +473,13 @@ func (x *KVBatch) GetEvents() []*KVEvent {
 	return nil
 }
 
+func (x *KVBatch) GetSourceSeq() uint64 {
+	if x != nil && x.SourceSeq != nil {
+		return *x.SourceSeq
+	}
+	return 0
+}
+
 // KVEvent is one change, applied in the order given.
 type KVEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -477,6 +488,7 @@ type KVEvent struct {
 	//	*KVEvent_Store
 	//	*KVEvent_Remove
 	//	*KVEvent_Clear
+	//	*KVEvent_Doubt
 	Event         isKVEvent_Event `protobuf_oneof:"event"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -546,6 +558,15 @@ func (x *KVEvent) GetClear() *KVClear {
 	return nil
 }
 
+func (x *KVEvent) GetDoubt() *KVDoubt {
+	if x != nil {
+		if x, ok := x.Event.(*KVEvent_Doubt); ok {
+			return x.Doubt
+		}
+	}
+	return nil
+}
+
 type isKVEvent_Event interface {
 	isKVEvent_Event()
 }
@@ -562,11 +583,17 @@ type KVEvent_Clear struct {
 	Clear *KVClear `protobuf:"bytes,3,opt,name=clear,proto3,oneof"`
 }
 
+type KVEvent_Doubt struct {
+	Doubt *KVDoubt `protobuf:"bytes,4,opt,name=doubt,proto3,oneof"`
+}
+
 func (*KVEvent_Store) isKVEvent_Event() {}
 
 func (*KVEvent_Remove) isKVEvent_Event() {}
 
 func (*KVEvent_Clear) isKVEvent_Event() {}
+
+func (*KVEvent_Doubt) isKVEvent_Event() {}
 
 // KVStore says that blocks are now present in a tier. A chain: each key's parent
 // is the key before it, and the first one's is parent. Storing what is present
@@ -575,8 +602,13 @@ type KVStore struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Tier  Tier                   `protobuf:"varint,1,opt,name=tier,proto3,enum=warmpath.v1.Tier" json:"tier,omitempty"`
 	// Key of the block before the first one; absent for a prompt's first block.
-	Parent        *uint64  `protobuf:"fixed64,2,opt,name=parent,proto3,oneof" json:"parent,omitempty"`
-	Keys          []uint64 `protobuf:"fixed64,3,rep,packed,name=keys,proto3" json:"keys,omitempty"`
+	Parent *uint64  `protobuf:"fixed64,2,opt,name=parent,proto3,oneof" json:"parent,omitempty"`
+	Keys   []uint64 `protobuf:"fixed64,3,rep,packed,name=keys,proto3" json:"keys,omitempty"`
+	// The engine's own names of the blocks, by which it will remove them: one a key,
+	// or one for several keys when the engine's blocks are larger. Readers of the
+	// cache's contents do not need them; a bridge that starts again does. Absent
+	// from publishers that have no such names.
+	Hashes        []uint64 `protobuf:"fixed64,4,rep,packed,name=hashes,proto3" json:"hashes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -632,12 +664,22 @@ func (x *KVStore) GetKeys() []uint64 {
 	return nil
 }
 
+func (x *KVStore) GetHashes() []uint64 {
+	if x != nil {
+		return x.Hashes
+	}
+	return nil
+}
+
 // KVRemove says that blocks are no longer present in a tier.
 type KVRemove struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Tier          Tier                   `protobuf:"varint,1,opt,name=tier,proto3,enum=warmpath.v1.Tier" json:"tier,omitempty"`
-	Keys          []uint64               `protobuf:"fixed64,2,rep,packed,name=keys,proto3" json:"keys,omitempty"`
-	Reason        KVRemoveReason         `protobuf:"varint,3,opt,name=reason,proto3,enum=warmpath.v1.KVRemoveReason" json:"reason,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Tier   Tier                   `protobuf:"varint,1,opt,name=tier,proto3,enum=warmpath.v1.Tier" json:"tier,omitempty"`
+	Keys   []uint64               `protobuf:"fixed64,2,rep,packed,name=keys,proto3" json:"keys,omitempty"`
+	Reason KVRemoveReason         `protobuf:"varint,3,opt,name=reason,proto3,enum=warmpath.v1.KVRemoveReason" json:"reason,omitempty"`
+	// The engine's own names of every copy that it removed, which are more than keys
+	// when it holds a block several times.
+	Hashes        []uint64 `protobuf:"fixed64,4,rep,packed,name=hashes,proto3" json:"hashes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -693,6 +735,13 @@ func (x *KVRemove) GetReason() KVRemoveReason {
 	return KVRemoveReason_KV_REMOVE_REASON_UNSPECIFIED
 }
 
+func (x *KVRemove) GetHashes() []uint64 {
+	if x != nil {
+		return x.Hashes
+	}
+	return nil
+}
+
 // KVClear says that every tier of the replica is empty now.
 type KVClear struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -738,6 +787,54 @@ func (x *KVClear) GetReason() string {
 	return ""
 }
 
+// KVDoubt says that from here on the replica may hold other blocks than its
+// events say, or, with an empty reason, that this is over. A new epoch begins
+// without doubt.
+type KVDoubt struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Short stable words, such as "engine history lost"; empty when the doubt ends.
+	Reason        string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KVDoubt) Reset() {
+	*x = KVDoubt{}
+	mi := &file_warmpath_v1_events_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KVDoubt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KVDoubt) ProtoMessage() {}
+
+func (x *KVDoubt) ProtoReflect() protoreflect.Message {
+	mi := &file_warmpath_v1_events_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KVDoubt.ProtoReflect.Descriptor instead.
+func (*KVDoubt) Descriptor() ([]byte, []int) {
+	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *KVDoubt) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // LoadReport is the last known load of a replica, on load.<pool>.<replica>.
 // An absent field was not reported, which is not zero.
 type LoadReport struct {
@@ -760,7 +857,7 @@ type LoadReport struct {
 
 func (x *LoadReport) Reset() {
 	*x = LoadReport{}
-	mi := &file_warmpath_v1_events_proto_msgTypes[5]
+	mi := &file_warmpath_v1_events_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -772,7 +869,7 @@ func (x *LoadReport) String() string {
 func (*LoadReport) ProtoMessage() {}
 
 func (x *LoadReport) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_events_proto_msgTypes[5]
+	mi := &file_warmpath_v1_events_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -785,7 +882,7 @@ func (x *LoadReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadReport.ProtoReflect.Descriptor instead.
 func (*LoadReport) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{5}
+	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *LoadReport) GetPool() string {
@@ -855,7 +952,7 @@ type TierCapacity struct {
 
 func (x *TierCapacity) Reset() {
 	*x = TierCapacity{}
-	mi := &file_warmpath_v1_events_proto_msgTypes[6]
+	mi := &file_warmpath_v1_events_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -867,7 +964,7 @@ func (x *TierCapacity) String() string {
 func (*TierCapacity) ProtoMessage() {}
 
 func (x *TierCapacity) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_events_proto_msgTypes[6]
+	mi := &file_warmpath_v1_events_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -880,7 +977,7 @@ func (x *TierCapacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierCapacity.ProtoReflect.Descriptor instead.
 func (*TierCapacity) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{6}
+	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TierCapacity) GetTier() Tier {
@@ -920,13 +1017,23 @@ type FleetEntry struct {
 	// Prefill speed to assume before any outcome was seen; 0 when unknown.
 	PrefillTokensPerSecond float64 `protobuf:"fixed64,14,opt,name=prefill_tokens_per_second,json=prefillTokensPerSecond,proto3" json:"prefill_tokens_per_second,omitempty"`
 	Clock                  Clock   `protobuf:"varint,15,opt,name=clock,proto3,enum=warmpath.v1.Clock" json:"clock,omitempty"`
-	unknownFields          protoimpl.UnknownFields
-	sizeCache              protoimpl.SizeCache
+	// Data-parallel rank that this replica is of the engine at address; absent
+	// when the engine has one rank.
+	DataParallelRank *uint32 `protobuf:"varint,16,opt,name=data_parallel_rank,json=dataParallelRank,proto3,oneof" json:"data_parallel_rank,omitempty"`
+	// Why the KV events of this replica are refused or doubted now, in words; empty
+	// when they are exact.
+	KvProblem string `protobuf:"bytes,17,opt,name=kv_problem,json=kvProblem,proto3" json:"kv_problem,omitempty"`
+	// Load figures that the engine does not report: running, waiting, kv_used.
+	MissingLoad []string `protobuf:"bytes,18,rep,name=missing_load,json=missingLoad,proto3" json:"missing_load,omitempty"`
+	// LoRA adapters that the engine lists.
+	Loras         []string `protobuf:"bytes,19,rep,name=loras,proto3" json:"loras,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *FleetEntry) Reset() {
 	*x = FleetEntry{}
-	mi := &file_warmpath_v1_events_proto_msgTypes[7]
+	mi := &file_warmpath_v1_events_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -938,7 +1045,7 @@ func (x *FleetEntry) String() string {
 func (*FleetEntry) ProtoMessage() {}
 
 func (x *FleetEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_events_proto_msgTypes[7]
+	mi := &file_warmpath_v1_events_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -951,7 +1058,7 @@ func (x *FleetEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetEntry.ProtoReflect.Descriptor instead.
 func (*FleetEntry) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{7}
+	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *FleetEntry) GetPool() string {
@@ -1059,6 +1166,34 @@ func (x *FleetEntry) GetClock() Clock {
 	return Clock_CLOCK_UNSPECIFIED
 }
 
+func (x *FleetEntry) GetDataParallelRank() uint32 {
+	if x != nil && x.DataParallelRank != nil {
+		return *x.DataParallelRank
+	}
+	return 0
+}
+
+func (x *FleetEntry) GetKvProblem() string {
+	if x != nil {
+		return x.KvProblem
+	}
+	return ""
+}
+
+func (x *FleetEntry) GetMissingLoad() []string {
+	if x != nil {
+		return x.MissingLoad
+	}
+	return nil
+}
+
+func (x *FleetEntry) GetLoras() []string {
+	if x != nil {
+		return x.Loras
+	}
+	return nil
+}
+
 // RouteRequest asks svc.route.<pool>, or POST /v1/route, where a request goes.
 type RouteRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1080,14 +1215,18 @@ type RouteRequest struct {
 	// Any id of the conversation; only a hash of it is recorded.
 	SessionId string `protobuf:"bytes,11,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// Replicas that must not be chosen, such as those that just failed.
-	Exclude       []string `protobuf:"bytes,12,rep,name=exclude,proto3" json:"exclude,omitempty"`
+	Exclude []string `protobuf:"bytes,12,rep,name=exclude,proto3" json:"exclude,omitempty"`
+	// The prompt in other forms, for a router that has the pool's tokenizer: a
+	// completion's text, or the JSON body of a chat completion request.
+	Prompt        string `protobuf:"bytes,13,opt,name=prompt,proto3" json:"prompt,omitempty"`
+	Chat          []byte `protobuf:"bytes,14,opt,name=chat,proto3" json:"chat,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RouteRequest) Reset() {
 	*x = RouteRequest{}
-	mi := &file_warmpath_v1_events_proto_msgTypes[8]
+	mi := &file_warmpath_v1_events_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1099,7 +1238,7 @@ func (x *RouteRequest) String() string {
 func (*RouteRequest) ProtoMessage() {}
 
 func (x *RouteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_events_proto_msgTypes[8]
+	mi := &file_warmpath_v1_events_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1112,7 +1251,7 @@ func (x *RouteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteRequest.ProtoReflect.Descriptor instead.
 func (*RouteRequest) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{8}
+	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RouteRequest) GetPool() string {
@@ -1199,6 +1338,20 @@ func (x *RouteRequest) GetExclude() []string {
 	return nil
 }
 
+func (x *RouteRequest) GetPrompt() string {
+	if x != nil {
+		return x.Prompt
+	}
+	return ""
+}
+
+func (x *RouteRequest) GetChat() []byte {
+	if x != nil {
+		return x.Chat
+	}
+	return nil
+}
+
 // RouteResponse answers a RouteRequest: a decision, or why there is none.
 type RouteResponse struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -1206,15 +1359,17 @@ type RouteResponse struct {
 	// Base URL of the chosen replica.
 	Address string `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
 	// Empty when decision is set.
-	ErrorCode     RouteErrorCode `protobuf:"varint,3,opt,name=error_code,json=errorCode,proto3,enum=warmpath.v1.RouteErrorCode" json:"error_code,omitempty"`
-	Error         string         `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ErrorCode RouteErrorCode `protobuf:"varint,3,opt,name=error_code,json=errorCode,proto3,enum=warmpath.v1.RouteErrorCode" json:"error_code,omitempty"`
+	Error     string         `protobuf:"bytes,4,opt,name=error,proto3" json:"error,omitempty"`
+	// Rank to name in the request when the replica is one of several behind address.
+	DataParallelRank *uint32 `protobuf:"varint,5,opt,name=data_parallel_rank,json=dataParallelRank,proto3,oneof" json:"data_parallel_rank,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *RouteResponse) Reset() {
 	*x = RouteResponse{}
-	mi := &file_warmpath_v1_events_proto_msgTypes[9]
+	mi := &file_warmpath_v1_events_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1226,7 +1381,7 @@ func (x *RouteResponse) String() string {
 func (*RouteResponse) ProtoMessage() {}
 
 func (x *RouteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_events_proto_msgTypes[9]
+	mi := &file_warmpath_v1_events_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1239,7 +1394,7 @@ func (x *RouteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteResponse.ProtoReflect.Descriptor instead.
 func (*RouteResponse) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{9}
+	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RouteResponse) GetDecision() *Decided {
@@ -1270,6 +1425,13 @@ func (x *RouteResponse) GetError() string {
 	return ""
 }
 
+func (x *RouteResponse) GetDataParallelRank() uint32 {
+	if x != nil && x.DataParallelRank != nil {
+		return *x.DataParallelRank
+	}
+	return 0
+}
+
 // TierBlocks counts the blocks of a match whose best tier is this one.
 type TierBlocks struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1281,7 +1443,7 @@ type TierBlocks struct {
 
 func (x *TierBlocks) Reset() {
 	*x = TierBlocks{}
-	mi := &file_warmpath_v1_events_proto_msgTypes[10]
+	mi := &file_warmpath_v1_events_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +1455,7 @@ func (x *TierBlocks) String() string {
 func (*TierBlocks) ProtoMessage() {}
 
 func (x *TierBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_events_proto_msgTypes[10]
+	mi := &file_warmpath_v1_events_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +1468,7 @@ func (x *TierBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierBlocks.ProtoReflect.Descriptor instead.
 func (*TierBlocks) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{10}
+	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TierBlocks) GetTier() Tier {
@@ -1341,7 +1503,7 @@ type LoadTerms struct {
 
 func (x *LoadTerms) Reset() {
 	*x = LoadTerms{}
-	mi := &file_warmpath_v1_events_proto_msgTypes[11]
+	mi := &file_warmpath_v1_events_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1353,7 +1515,7 @@ func (x *LoadTerms) String() string {
 func (*LoadTerms) ProtoMessage() {}
 
 func (x *LoadTerms) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_events_proto_msgTypes[11]
+	mi := &file_warmpath_v1_events_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1366,7 +1528,7 @@ func (x *LoadTerms) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadTerms.ProtoReflect.Descriptor instead.
 func (*LoadTerms) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{11}
+	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LoadTerms) GetQueuedPrefillTokens() uint64 {
@@ -1440,7 +1602,7 @@ type Candidate struct {
 
 func (x *Candidate) Reset() {
 	*x = Candidate{}
-	mi := &file_warmpath_v1_events_proto_msgTypes[12]
+	mi := &file_warmpath_v1_events_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1452,7 +1614,7 @@ func (x *Candidate) String() string {
 func (*Candidate) ProtoMessage() {}
 
 func (x *Candidate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_events_proto_msgTypes[12]
+	mi := &file_warmpath_v1_events_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1465,7 +1627,7 @@ func (x *Candidate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Candidate.ProtoReflect.Descriptor instead.
 func (*Candidate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{12}
+	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Candidate) GetReplica() string {
@@ -1563,7 +1725,7 @@ type Param struct {
 
 func (x *Param) Reset() {
 	*x = Param{}
-	mi := &file_warmpath_v1_events_proto_msgTypes[13]
+	mi := &file_warmpath_v1_events_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1575,7 +1737,7 @@ func (x *Param) String() string {
 func (*Param) ProtoMessage() {}
 
 func (x *Param) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_events_proto_msgTypes[13]
+	mi := &file_warmpath_v1_events_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1588,7 +1750,7 @@ func (x *Param) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Param.ProtoReflect.Descriptor instead.
 func (*Param) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{13}
+	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Param) GetName() string {
@@ -1618,7 +1780,7 @@ type PolicyRef struct {
 
 func (x *PolicyRef) Reset() {
 	*x = PolicyRef{}
-	mi := &file_warmpath_v1_events_proto_msgTypes[14]
+	mi := &file_warmpath_v1_events_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1630,7 +1792,7 @@ func (x *PolicyRef) String() string {
 func (*PolicyRef) ProtoMessage() {}
 
 func (x *PolicyRef) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_events_proto_msgTypes[14]
+	mi := &file_warmpath_v1_events_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1643,7 +1805,7 @@ func (x *PolicyRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PolicyRef.ProtoReflect.Descriptor instead.
 func (*PolicyRef) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{14}
+	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *PolicyRef) GetName() string {
@@ -1707,13 +1869,15 @@ type Decided struct {
 	WaitUs   uint64 `protobuf:"varint,24,opt,name=wait_us,json=waitUs,proto3" json:"wait_us,omitempty"`
 	// expected_cached_tokens of the chosen candidate.
 	PredictedCachedTokens uint64 `protobuf:"varint,25,opt,name=predicted_cached_tokens,json=predictedCachedTokens,proto3" json:"predicted_cached_tokens,omitempty"`
-	unknownFields         protoimpl.UnknownFields
-	sizeCache             protoimpl.SizeCache
+	// Where the prompt's tokens came from: in_process, engine, client, or none.
+	TokenSource   string `protobuf:"bytes,26,opt,name=token_source,json=tokenSource,proto3" json:"token_source,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Decided) Reset() {
 	*x = Decided{}
-	mi := &file_warmpath_v1_events_proto_msgTypes[15]
+	mi := &file_warmpath_v1_events_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1725,7 +1889,7 @@ func (x *Decided) String() string {
 func (*Decided) ProtoMessage() {}
 
 func (x *Decided) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_events_proto_msgTypes[15]
+	mi := &file_warmpath_v1_events_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1738,7 +1902,7 @@ func (x *Decided) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Decided.ProtoReflect.Descriptor instead.
 func (*Decided) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{15}
+	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Decided) GetPool() string {
@@ -1916,6 +2080,13 @@ func (x *Decided) GetPredictedCachedTokens() uint64 {
 	return 0
 }
 
+func (x *Decided) GetTokenSource() string {
+	if x != nil {
+		return x.TokenSource
+	}
+	return ""
+}
+
 // Moved says that a request left the replica it was sent to before it answered.
 // On route.<pool>.<gateway>; a Decided with the next attempt follows it.
 type Moved struct {
@@ -1934,7 +2105,7 @@ type Moved struct {
 
 func (x *Moved) Reset() {
 	*x = Moved{}
-	mi := &file_warmpath_v1_events_proto_msgTypes[16]
+	mi := &file_warmpath_v1_events_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1946,7 +2117,7 @@ func (x *Moved) String() string {
 func (*Moved) ProtoMessage() {}
 
 func (x *Moved) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_events_proto_msgTypes[16]
+	mi := &file_warmpath_v1_events_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1959,7 +2130,7 @@ func (x *Moved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Moved.ProtoReflect.Descriptor instead.
 func (*Moved) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{16}
+	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Moved) GetPool() string {
@@ -2040,16 +2211,23 @@ type Finished struct {
 	// From arrival to the end.
 	E2EUs uint64 `protobuf:"varint,16,opt,name=e2e_us,json=e2eUs,proto3" json:"e2e_us,omitempty"`
 	// Time in the engine's queue, where the engine says.
-	QueueUs       *uint64 `protobuf:"varint,17,opt,name=queue_us,json=queueUs,proto3,oneof" json:"queue_us,omitempty"`
-	FinishReason  string  `protobuf:"bytes,18,opt,name=finish_reason,json=finishReason,proto3" json:"finish_reason,omitempty"`
-	Streamed      bool    `protobuf:"varint,19,opt,name=streamed,proto3" json:"streamed,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	QueueUs      *uint64 `protobuf:"varint,17,opt,name=queue_us,json=queueUs,proto3,oneof" json:"queue_us,omitempty"`
+	FinishReason string  `protobuf:"bytes,18,opt,name=finish_reason,json=finishReason,proto3" json:"finish_reason,omitempty"`
+	Streamed     bool    `protobuf:"varint,19,opt,name=streamed,proto3" json:"streamed,omitempty"`
+	// Parts of ttft_us, by the gateway's clock: from arrival until the request was
+	// handed to the engine, waiting for a place in the gateway included, and from
+	// then to the first content.
+	DispatchUs *uint64 `protobuf:"varint,20,opt,name=dispatch_us,json=dispatchUs,proto3,oneof" json:"dispatch_us,omitempty"`
+	EngineUs   *uint64 `protobuf:"varint,21,opt,name=engine_us,json=engineUs,proto3,oneof" json:"engine_us,omitempty"`
+	// Part of dispatch_us spent waiting for a place in the gateway.
+	GatewayQueueUs *uint64 `protobuf:"varint,22,opt,name=gateway_queue_us,json=gatewayQueueUs,proto3,oneof" json:"gateway_queue_us,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Finished) Reset() {
 	*x = Finished{}
-	mi := &file_warmpath_v1_events_proto_msgTypes[17]
+	mi := &file_warmpath_v1_events_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2061,7 +2239,7 @@ func (x *Finished) String() string {
 func (*Finished) ProtoMessage() {}
 
 func (x *Finished) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_events_proto_msgTypes[17]
+	mi := &file_warmpath_v1_events_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2074,7 +2252,7 @@ func (x *Finished) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finished.ProtoReflect.Descriptor instead.
 func (*Finished) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{17}
+	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Finished) GetPool() string {
@@ -2210,11 +2388,163 @@ func (x *Finished) GetStreamed() bool {
 	return false
 }
 
+func (x *Finished) GetDispatchUs() uint64 {
+	if x != nil && x.DispatchUs != nil {
+		return *x.DispatchUs
+	}
+	return 0
+}
+
+func (x *Finished) GetEngineUs() uint64 {
+	if x != nil && x.EngineUs != nil {
+		return *x.EngineUs
+	}
+	return 0
+}
+
+func (x *Finished) GetGatewayQueueUs() uint64 {
+	if x != nil && x.GatewayQueueUs != nil {
+		return *x.GatewayQueueUs
+	}
+	return 0
+}
+
+// Mismatch says that what a pool's decisions predict and what its engines report
+// do not belong together, or that this is over. On route.<pool>.<gateway>.
+type Mismatch struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Pool    string                 `protobuf:"bytes,1,opt,name=pool,proto3" json:"pool,omitempty"`
+	Gateway string                 `protobuf:"bytes,2,opt,name=gateway,proto3" json:"gateway,omitempty"`
+	// Empty when it is of the whole pool.
+	Replica string `protobuf:"bytes,3,opt,name=replica,proto3" json:"replica,omitempty"`
+	TimeUs  int64  `protobuf:"varint,4,opt,name=time_us,json=timeUs,proto3" json:"time_us,omitempty"`
+	// Likely cause: template, tokenizer, block_size, salt, lora, events_off, usage_off.
+	Cause string `protobuf:"bytes,5,opt,name=cause,proto3" json:"cause,omitempty"`
+	// What was seen and what to do, in a sentence.
+	Detail string `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"`
+	// Requests looked at, and what was predicted and reported over them.
+	Requests              uint64  `protobuf:"varint,7,opt,name=requests,proto3" json:"requests,omitempty"`
+	PromptTokens          uint64  `protobuf:"varint,8,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
+	PredictedCachedTokens uint64  `protobuf:"varint,9,opt,name=predicted_cached_tokens,json=predictedCachedTokens,proto3" json:"predicted_cached_tokens,omitempty"`
+	CachedTokens          *uint64 `protobuf:"varint,10,opt,name=cached_tokens,json=cachedTokens,proto3,oneof" json:"cached_tokens,omitempty"`
+	// True when the mismatch is over.
+	Resolved      bool `protobuf:"varint,11,opt,name=resolved,proto3" json:"resolved,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Mismatch) Reset() {
+	*x = Mismatch{}
+	mi := &file_warmpath_v1_events_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Mismatch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Mismatch) ProtoMessage() {}
+
+func (x *Mismatch) ProtoReflect() protoreflect.Message {
+	mi := &file_warmpath_v1_events_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Mismatch.ProtoReflect.Descriptor instead.
+func (*Mismatch) Descriptor() ([]byte, []int) {
+	return file_warmpath_v1_events_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Mismatch) GetPool() string {
+	if x != nil {
+		return x.Pool
+	}
+	return ""
+}
+
+func (x *Mismatch) GetGateway() string {
+	if x != nil {
+		return x.Gateway
+	}
+	return ""
+}
+
+func (x *Mismatch) GetReplica() string {
+	if x != nil {
+		return x.Replica
+	}
+	return ""
+}
+
+func (x *Mismatch) GetTimeUs() int64 {
+	if x != nil {
+		return x.TimeUs
+	}
+	return 0
+}
+
+func (x *Mismatch) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *Mismatch) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *Mismatch) GetRequests() uint64 {
+	if x != nil {
+		return x.Requests
+	}
+	return 0
+}
+
+func (x *Mismatch) GetPromptTokens() uint64 {
+	if x != nil {
+		return x.PromptTokens
+	}
+	return 0
+}
+
+func (x *Mismatch) GetPredictedCachedTokens() uint64 {
+	if x != nil {
+		return x.PredictedCachedTokens
+	}
+	return 0
+}
+
+func (x *Mismatch) GetCachedTokens() uint64 {
+	if x != nil && x.CachedTokens != nil {
+		return *x.CachedTokens
+	}
+	return 0
+}
+
+func (x *Mismatch) GetResolved() bool {
+	if x != nil {
+		return x.Resolved
+	}
+	return false
+}
+
 var File_warmpath_v1_events_proto protoreflect.FileDescriptor
 
 const file_warmpath_v1_events_proto_rawDesc = "" +
 	"\n" +
-	"\x18warmpath/v1/events.proto\x12\vwarmpath.v1\"\xd4\x01\n" +
+	"\x18warmpath/v1/events.proto\x12\vwarmpath.v1\"\x87\x02\n" +
 	"\aKVBatch\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
 	"\areplica\x18\x02 \x01(\tR\areplica\x12\x14\n" +
@@ -2222,22 +2552,30 @@ const file_warmpath_v1_events_proto_rawDesc = "" +
 	"\x03seq\x18\x04 \x01(\x04R\x03seq\x12\"\n" +
 	"\revent_time_us\x18\x05 \x01(\x03R\veventTimeUs\x12!\n" +
 	"\fblock_tokens\x18\x06 \x01(\rR\vblockTokens\x12,\n" +
-	"\x06events\x18\a \x03(\v2\x14.warmpath.v1.KVEventR\x06events\"\x9f\x01\n" +
+	"\x06events\x18\a \x03(\v2\x14.warmpath.v1.KVEventR\x06events\x12\"\n" +
+	"\n" +
+	"source_seq\x18\b \x01(\x04H\x00R\tsourceSeq\x88\x01\x01B\r\n" +
+	"\v_source_seq\"\xcd\x01\n" +
 	"\aKVEvent\x12,\n" +
 	"\x05store\x18\x01 \x01(\v2\x14.warmpath.v1.KVStoreH\x00R\x05store\x12/\n" +
 	"\x06remove\x18\x02 \x01(\v2\x15.warmpath.v1.KVRemoveH\x00R\x06remove\x12,\n" +
-	"\x05clear\x18\x03 \x01(\v2\x14.warmpath.v1.KVClearH\x00R\x05clearB\a\n" +
-	"\x05event\"l\n" +
+	"\x05clear\x18\x03 \x01(\v2\x14.warmpath.v1.KVClearH\x00R\x05clear\x12,\n" +
+	"\x05doubt\x18\x04 \x01(\v2\x14.warmpath.v1.KVDoubtH\x00R\x05doubtB\a\n" +
+	"\x05event\"\x84\x01\n" +
 	"\aKVStore\x12%\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x11.warmpath.v1.TierR\x04tier\x12\x1b\n" +
 	"\x06parent\x18\x02 \x01(\x06H\x00R\x06parent\x88\x01\x01\x12\x12\n" +
-	"\x04keys\x18\x03 \x03(\x06R\x04keysB\t\n" +
-	"\a_parent\"z\n" +
+	"\x04keys\x18\x03 \x03(\x06R\x04keys\x12\x16\n" +
+	"\x06hashes\x18\x04 \x03(\x06R\x06hashesB\t\n" +
+	"\a_parent\"\x92\x01\n" +
 	"\bKVRemove\x12%\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x11.warmpath.v1.TierR\x04tier\x12\x12\n" +
 	"\x04keys\x18\x02 \x03(\x06R\x04keys\x123\n" +
-	"\x06reason\x18\x03 \x01(\x0e2\x1b.warmpath.v1.KVRemoveReasonR\x06reason\"!\n" +
+	"\x06reason\x18\x03 \x01(\x0e2\x1b.warmpath.v1.KVRemoveReasonR\x06reason\x12\x16\n" +
+	"\x06hashes\x18\x04 \x03(\x06R\x06hashes\"!\n" +
 	"\aKVClear\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"!\n" +
+	"\aKVDoubt\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\"\xbc\x02\n" +
 	"\n" +
 	"LoadReport\x12\x12\n" +
@@ -2258,7 +2596,7 @@ const file_warmpath_v1_events_proto_rawDesc = "" +
 	"\b_kv_used\"M\n" +
 	"\fTierCapacity\x12%\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x11.warmpath.v1.TierR\x04tier\x12\x16\n" +
-	"\x06blocks\x18\x02 \x01(\x04R\x06blocks\"\x86\x04\n" +
+	"\x06blocks\x18\x02 \x01(\x04R\x06blocks\"\xa8\x05\n" +
 	"\n" +
 	"FleetEntry\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
@@ -2280,7 +2618,13 @@ const file_warmpath_v1_events_proto_rawDesc = "" +
 	"started_us\x18\f \x01(\x03R\tstartedUs\x12!\n" +
 	"\fheartbeat_us\x18\r \x01(\x03R\vheartbeatUs\x129\n" +
 	"\x19prefill_tokens_per_second\x18\x0e \x01(\x01R\x16prefillTokensPerSecond\x12(\n" +
-	"\x05clock\x18\x0f \x01(\x0e2\x12.warmpath.v1.ClockR\x05clock\"\xc2\x02\n" +
+	"\x05clock\x18\x0f \x01(\x0e2\x12.warmpath.v1.ClockR\x05clock\x121\n" +
+	"\x12data_parallel_rank\x18\x10 \x01(\rH\x00R\x10dataParallelRank\x88\x01\x01\x12\x1d\n" +
+	"\n" +
+	"kv_problem\x18\x11 \x01(\tR\tkvProblem\x12!\n" +
+	"\fmissing_load\x18\x12 \x03(\tR\vmissingLoad\x12\x14\n" +
+	"\x05loras\x18\x13 \x03(\tR\x05lorasB\x15\n" +
+	"\x13_data_parallel_rank\"\xee\x02\n" +
 	"\fRouteRequest\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
 	"\agateway\x18\x02 \x01(\tR\agateway\x12\x1d\n" +
@@ -2296,13 +2640,17 @@ const file_warmpath_v1_events_proto_rawDesc = "" +
 	" \x01(\x04R\fpromptTokens\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\v \x01(\tR\tsessionId\x12\x18\n" +
-	"\aexclude\x18\f \x03(\tR\aexclude\"\xad\x01\n" +
+	"\aexclude\x18\f \x03(\tR\aexclude\x12\x16\n" +
+	"\x06prompt\x18\r \x01(\tR\x06prompt\x12\x12\n" +
+	"\x04chat\x18\x0e \x01(\fR\x04chat\"\xf7\x01\n" +
 	"\rRouteResponse\x120\n" +
 	"\bdecision\x18\x01 \x01(\v2\x14.warmpath.v1.DecidedR\bdecision\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12:\n" +
 	"\n" +
 	"error_code\x18\x03 \x01(\x0e2\x1b.warmpath.v1.RouteErrorCodeR\terrorCode\x12\x14\n" +
-	"\x05error\x18\x04 \x01(\tR\x05error\"K\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\x121\n" +
+	"\x12data_parallel_rank\x18\x05 \x01(\rH\x00R\x10dataParallelRank\x88\x01\x01B\x15\n" +
+	"\x13_data_parallel_rank\"K\n" +
 	"\n" +
 	"TierBlocks\x12%\n" +
 	"\x04tier\x18\x01 \x01(\x0e2\x11.warmpath.v1.TierR\x04tier\x12\x16\n" +
@@ -2338,7 +2686,7 @@ const file_warmpath_v1_events_proto_rawDesc = "" +
 	"\tPolicyRef\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\rR\aversion\x12*\n" +
-	"\x06params\x18\x03 \x03(\v2\x12.warmpath.v1.ParamR\x06params\"\xa3\x06\n" +
+	"\x06params\x18\x03 \x03(\v2\x12.warmpath.v1.ParamR\x06params\"\xc6\x06\n" +
 	"\aDecided\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
 	"\agateway\x18\x02 \x01(\tR\agateway\x12\x1d\n" +
@@ -2370,7 +2718,8 @@ const file_warmpath_v1_events_proto_rawDesc = "" +
 	"indexAgeUs\x12\x1b\n" +
 	"\tdecide_us\x18\x17 \x01(\x04R\bdecideUs\x12\x17\n" +
 	"\await_us\x18\x18 \x01(\x04R\x06waitUs\x126\n" +
-	"\x17predicted_cached_tokens\x18\x19 \x01(\x04R\x15predictedCachedTokens\"\xb8\x01\n" +
+	"\x17predicted_cached_tokens\x18\x19 \x01(\x04R\x15predictedCachedTokens\x12!\n" +
+	"\ftoken_source\x18\x1a \x01(\tR\vtokenSource\"\xb8\x01\n" +
 	"\x05Moved\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
 	"\agateway\x18\x02 \x01(\tR\agateway\x12\x1d\n" +
@@ -2379,7 +2728,7 @@ const file_warmpath_v1_events_proto_rawDesc = "" +
 	"\aattempt\x18\x04 \x01(\rR\aattempt\x12\x1e\n" +
 	"\vmoved_at_us\x18\x05 \x01(\x03R\tmovedAtUs\x12\x12\n" +
 	"\x04from\x18\x06 \x01(\tR\x04from\x12\x14\n" +
-	"\x05cause\x18\a \x01(\tR\x05cause\"\xe1\x05\n" +
+	"\x05cause\x18\a \x01(\tR\x05cause\"\x8b\a\n" +
 	"\bFinished\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
 	"\agateway\x18\x02 \x01(\tR\agateway\x12\x1d\n" +
@@ -2403,7 +2752,11 @@ const file_warmpath_v1_events_proto_rawDesc = "" +
 	"\x06e2e_us\x18\x10 \x01(\x04R\x05e2eUs\x12\x1e\n" +
 	"\bqueue_us\x18\x11 \x01(\x04H\x05R\aqueueUs\x88\x01\x01\x12#\n" +
 	"\rfinish_reason\x18\x12 \x01(\tR\ffinishReason\x12\x1a\n" +
-	"\bstreamed\x18\x13 \x01(\bR\bstreamedB\x10\n" +
+	"\bstreamed\x18\x13 \x01(\bR\bstreamed\x12$\n" +
+	"\vdispatch_us\x18\x14 \x01(\x04H\x06R\n" +
+	"dispatchUs\x88\x01\x01\x12 \n" +
+	"\tengine_us\x18\x15 \x01(\x04H\aR\bengineUs\x88\x01\x01\x12-\n" +
+	"\x10gateway_queue_us\x18\x16 \x01(\x04H\bR\x0egatewayQueueUs\x88\x01\x01B\x10\n" +
 	"\x0e_prompt_tokensB\x14\n" +
 	"\x12_completion_tokensB\x10\n" +
 	"\x0e_cached_tokensB\n" +
@@ -2411,7 +2764,25 @@ const file_warmpath_v1_events_proto_rawDesc = "" +
 	"\b_ttft_usB\n" +
 	"\n" +
 	"\b_tpot_usB\v\n" +
-	"\t_queue_us*X\n" +
+	"\t_queue_usB\x0e\n" +
+	"\f_dispatch_usB\f\n" +
+	"\n" +
+	"_engine_usB\x13\n" +
+	"\x11_gateway_queue_us\"\xea\x02\n" +
+	"\bMismatch\x12\x12\n" +
+	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
+	"\agateway\x18\x02 \x01(\tR\agateway\x12\x18\n" +
+	"\areplica\x18\x03 \x01(\tR\areplica\x12\x17\n" +
+	"\atime_us\x18\x04 \x01(\x03R\x06timeUs\x12\x14\n" +
+	"\x05cause\x18\x05 \x01(\tR\x05cause\x12\x16\n" +
+	"\x06detail\x18\x06 \x01(\tR\x06detail\x12\x1a\n" +
+	"\brequests\x18\a \x01(\x04R\brequests\x12#\n" +
+	"\rprompt_tokens\x18\b \x01(\x04R\fpromptTokens\x126\n" +
+	"\x17predicted_cached_tokens\x18\t \x01(\x04R\x15predictedCachedTokens\x12(\n" +
+	"\rcached_tokens\x18\n" +
+	" \x01(\x04H\x00R\fcachedTokens\x88\x01\x01\x12\x1a\n" +
+	"\bresolved\x18\v \x01(\bR\bresolvedB\x10\n" +
+	"\x0e_cached_tokens*X\n" +
 	"\x04Tier\x12\x14\n" +
 	"\x10TIER_UNSPECIFIED\x10\x00\x12\f\n" +
 	"\bTIER_GPU\x10\x01\x12\f\n" +
@@ -2460,7 +2831,7 @@ func file_warmpath_v1_events_proto_rawDescGZIP() []byte {
 }
 
 var file_warmpath_v1_events_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_warmpath_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_warmpath_v1_events_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_warmpath_v1_events_proto_goTypes = []any{
 	(Tier)(0),             // 0: warmpath.v1.Tier
 	(Clock)(0),            // 1: warmpath.v1.Clock
@@ -2473,47 +2844,50 @@ var file_warmpath_v1_events_proto_goTypes = []any{
 	(*KVStore)(nil),       // 8: warmpath.v1.KVStore
 	(*KVRemove)(nil),      // 9: warmpath.v1.KVRemove
 	(*KVClear)(nil),       // 10: warmpath.v1.KVClear
-	(*LoadReport)(nil),    // 11: warmpath.v1.LoadReport
-	(*TierCapacity)(nil),  // 12: warmpath.v1.TierCapacity
-	(*FleetEntry)(nil),    // 13: warmpath.v1.FleetEntry
-	(*RouteRequest)(nil),  // 14: warmpath.v1.RouteRequest
-	(*RouteResponse)(nil), // 15: warmpath.v1.RouteResponse
-	(*TierBlocks)(nil),    // 16: warmpath.v1.TierBlocks
-	(*LoadTerms)(nil),     // 17: warmpath.v1.LoadTerms
-	(*Candidate)(nil),     // 18: warmpath.v1.Candidate
-	(*Param)(nil),         // 19: warmpath.v1.Param
-	(*PolicyRef)(nil),     // 20: warmpath.v1.PolicyRef
-	(*Decided)(nil),       // 21: warmpath.v1.Decided
-	(*Moved)(nil),         // 22: warmpath.v1.Moved
-	(*Finished)(nil),      // 23: warmpath.v1.Finished
+	(*KVDoubt)(nil),       // 11: warmpath.v1.KVDoubt
+	(*LoadReport)(nil),    // 12: warmpath.v1.LoadReport
+	(*TierCapacity)(nil),  // 13: warmpath.v1.TierCapacity
+	(*FleetEntry)(nil),    // 14: warmpath.v1.FleetEntry
+	(*RouteRequest)(nil),  // 15: warmpath.v1.RouteRequest
+	(*RouteResponse)(nil), // 16: warmpath.v1.RouteResponse
+	(*TierBlocks)(nil),    // 17: warmpath.v1.TierBlocks
+	(*LoadTerms)(nil),     // 18: warmpath.v1.LoadTerms
+	(*Candidate)(nil),     // 19: warmpath.v1.Candidate
+	(*Param)(nil),         // 20: warmpath.v1.Param
+	(*PolicyRef)(nil),     // 21: warmpath.v1.PolicyRef
+	(*Decided)(nil),       // 22: warmpath.v1.Decided
+	(*Moved)(nil),         // 23: warmpath.v1.Moved
+	(*Finished)(nil),      // 24: warmpath.v1.Finished
+	(*Mismatch)(nil),      // 25: warmpath.v1.Mismatch
 }
 var file_warmpath_v1_events_proto_depIdxs = []int32{
 	7,  // 0: warmpath.v1.KVBatch.events:type_name -> warmpath.v1.KVEvent
 	8,  // 1: warmpath.v1.KVEvent.store:type_name -> warmpath.v1.KVStore
 	9,  // 2: warmpath.v1.KVEvent.remove:type_name -> warmpath.v1.KVRemove
 	10, // 3: warmpath.v1.KVEvent.clear:type_name -> warmpath.v1.KVClear
-	0,  // 4: warmpath.v1.KVStore.tier:type_name -> warmpath.v1.Tier
-	0,  // 5: warmpath.v1.KVRemove.tier:type_name -> warmpath.v1.Tier
-	2,  // 6: warmpath.v1.KVRemove.reason:type_name -> warmpath.v1.KVRemoveReason
-	0,  // 7: warmpath.v1.TierCapacity.tier:type_name -> warmpath.v1.Tier
-	12, // 8: warmpath.v1.FleetEntry.capacities:type_name -> warmpath.v1.TierCapacity
-	1,  // 9: warmpath.v1.FleetEntry.clock:type_name -> warmpath.v1.Clock
-	21, // 10: warmpath.v1.RouteResponse.decision:type_name -> warmpath.v1.Decided
-	3,  // 11: warmpath.v1.RouteResponse.error_code:type_name -> warmpath.v1.RouteErrorCode
-	0,  // 12: warmpath.v1.TierBlocks.tier:type_name -> warmpath.v1.Tier
-	16, // 13: warmpath.v1.Candidate.tiers:type_name -> warmpath.v1.TierBlocks
-	17, // 14: warmpath.v1.Candidate.load:type_name -> warmpath.v1.LoadTerms
-	19, // 15: warmpath.v1.PolicyRef.params:type_name -> warmpath.v1.Param
-	18, // 16: warmpath.v1.Decided.candidates:type_name -> warmpath.v1.Candidate
-	4,  // 17: warmpath.v1.Decided.reason:type_name -> warmpath.v1.DecisionReason
-	20, // 18: warmpath.v1.Decided.policy:type_name -> warmpath.v1.PolicyRef
-	5,  // 19: warmpath.v1.Finished.status:type_name -> warmpath.v1.Status
-	1,  // 20: warmpath.v1.Finished.clock:type_name -> warmpath.v1.Clock
-	21, // [21:21] is the sub-list for method output_type
-	21, // [21:21] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	11, // 4: warmpath.v1.KVEvent.doubt:type_name -> warmpath.v1.KVDoubt
+	0,  // 5: warmpath.v1.KVStore.tier:type_name -> warmpath.v1.Tier
+	0,  // 6: warmpath.v1.KVRemove.tier:type_name -> warmpath.v1.Tier
+	2,  // 7: warmpath.v1.KVRemove.reason:type_name -> warmpath.v1.KVRemoveReason
+	0,  // 8: warmpath.v1.TierCapacity.tier:type_name -> warmpath.v1.Tier
+	13, // 9: warmpath.v1.FleetEntry.capacities:type_name -> warmpath.v1.TierCapacity
+	1,  // 10: warmpath.v1.FleetEntry.clock:type_name -> warmpath.v1.Clock
+	22, // 11: warmpath.v1.RouteResponse.decision:type_name -> warmpath.v1.Decided
+	3,  // 12: warmpath.v1.RouteResponse.error_code:type_name -> warmpath.v1.RouteErrorCode
+	0,  // 13: warmpath.v1.TierBlocks.tier:type_name -> warmpath.v1.Tier
+	17, // 14: warmpath.v1.Candidate.tiers:type_name -> warmpath.v1.TierBlocks
+	18, // 15: warmpath.v1.Candidate.load:type_name -> warmpath.v1.LoadTerms
+	20, // 16: warmpath.v1.PolicyRef.params:type_name -> warmpath.v1.Param
+	19, // 17: warmpath.v1.Decided.candidates:type_name -> warmpath.v1.Candidate
+	4,  // 18: warmpath.v1.Decided.reason:type_name -> warmpath.v1.DecisionReason
+	21, // 19: warmpath.v1.Decided.policy:type_name -> warmpath.v1.PolicyRef
+	5,  // 20: warmpath.v1.Finished.status:type_name -> warmpath.v1.Status
+	1,  // 21: warmpath.v1.Finished.clock:type_name -> warmpath.v1.Clock
+	22, // [22:22] is the sub-list for method output_type
+	22, // [22:22] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_warmpath_v1_events_proto_init() }
@@ -2521,22 +2895,27 @@ func file_warmpath_v1_events_proto_init() {
 	if File_warmpath_v1_events_proto != nil {
 		return
 	}
+	file_warmpath_v1_events_proto_msgTypes[0].OneofWrappers = []any{}
 	file_warmpath_v1_events_proto_msgTypes[1].OneofWrappers = []any{
 		(*KVEvent_Store)(nil),
 		(*KVEvent_Remove)(nil),
 		(*KVEvent_Clear)(nil),
+		(*KVEvent_Doubt)(nil),
 	}
 	file_warmpath_v1_events_proto_msgTypes[2].OneofWrappers = []any{}
-	file_warmpath_v1_events_proto_msgTypes[5].OneofWrappers = []any{}
-	file_warmpath_v1_events_proto_msgTypes[11].OneofWrappers = []any{}
-	file_warmpath_v1_events_proto_msgTypes[17].OneofWrappers = []any{}
+	file_warmpath_v1_events_proto_msgTypes[6].OneofWrappers = []any{}
+	file_warmpath_v1_events_proto_msgTypes[8].OneofWrappers = []any{}
+	file_warmpath_v1_events_proto_msgTypes[10].OneofWrappers = []any{}
+	file_warmpath_v1_events_proto_msgTypes[12].OneofWrappers = []any{}
+	file_warmpath_v1_events_proto_msgTypes[18].OneofWrappers = []any{}
+	file_warmpath_v1_events_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warmpath_v1_events_proto_rawDesc), len(file_warmpath_v1_events_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   18,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
