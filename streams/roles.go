@@ -9,7 +9,8 @@ import (
 // Kinds of role: who may do what. A user of a kind may be narrowed to one
 // gateway or one bridge by Role.For.
 const (
-	// RoleBridge publishes KV batches, load and fleet entries of its replicas.
+	// RoleBridge publishes KV batches, load and fleet entries of its replicas, and
+	// reads its own batches back when it starts again.
 	RoleBridge = "bridge"
 	// RoleGateway publishes decisions and outcomes, asks routers, follows the
 	// live decisions of others, and reads fleet and load to fall back on.
@@ -129,7 +130,11 @@ func (r *Role) grantBridge() {
 				"kv."+pool+"."+token,
 				"load."+pool+"."+token,
 				fleetSubject+pool+"."+token)
+			r.grantConsume(KVStream(pool), "kv."+pool+"."+token)
 		}
+		// Which subject's last message is wanted stands in the payload, so this lets
+		// the role read the block keys of the pool's other replicas too.
+		r.allow("$JS.API.STREAM.MSG.GET." + KVStream(pool))
 	}
 }
 

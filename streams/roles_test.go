@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -61,19 +62,43 @@ func publishOne(t *testing.T, js jetstream.JetStream, subject string) {
 	}
 }
 
+// publishBatch publishes an empty batch of a new epoch.
+func publishBatch(t *testing.T, js jetstream.JetStream, pool, replica string) {
+	t.Helper()
+	epoch := uuid.Must(uuid.NewV7())
+	m, err := streams.NewMessage(streams.KVSubject(pool, replica), streams.KVID(replica, epoch[:], 1),
+		&pb.KVBatch{Pool: pool, Replica: replica, Epoch: epoch[:], Seq: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := streams.NewPublisher(js, streams.PublisherConfig{AckWait: time.Second})
+	ctx := testContext(t)
+	if err := errors.Join(p.Publish(ctx, m), p.Flush(ctx), p.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestRolesCanDoTheirWork(t *testing.T) {
 	s := secured(t)
 	ctx := testContext(t)
 	for _, user := range []string{bridgeUser, streams.RoleBridge} {
 		_, js := streamstest.Connect(t, s.URL(user))
 		for _, replica := range []string{"e0.dp0", "e0.dp1"} {
-			publishOne(t, js, streams.KVSubject("chat", replica))
+			publishBatch(t, js, "chat", replica)
 			p := streams.NewPublisher(js, streams.PublisherConfig{})
 			report(t, p, "chat", replica, 1)
 			if err := p.Close(); err != nil {
 				t.Error(err)
 			}
 			put(t, js, "chat", replica, user)
+			last, seq, err := streams.LastKV(ctx, js, "chat", replica)
+			if err != nil || last == nil {
+				t.Errorf("%s reads its last batch: %v %v", user, last, err)
+			}
+			n := 0
+			if err := streams.ReadKV(ctx, js, "chat", replica, seq, func(*pb.KVBatch) error { n++; return nil }); err != nil || n == 0 {
+				t.Errorf("%s reads %d of its batches: %v", user, n, err)
+			}
 		}
 	}
 	for _, user := range []string{gatewayUser, streams.RoleGateway} {
@@ -200,7 +225,8 @@ func TestRolesAreDeniedTheRest(t *testing.T) {
 	}{
 		{bridgeUser,
 			[]string{"$O.INDEX.M.x", "$O.INDEX.C.chat.1.x", "kv.chat.e1", "kv.chat.e0", "kv.chat.e0=dp2", "kv.code.e0=dp0", "load.chat.e1", "$KV.FLEET.chat.e1", "$KV.FLEET.code.e0=dp0",
-				"route.chat.gw1", "svc.route.chat", "$JS.API.STREAM.INFO.KV_chat", "$JS.API.CONSUMER.CREATE.KV_chat.x", "$JS.API.DIRECT.GET.ROUTE"},
+				"route.chat.gw1", "svc.route.chat", "$JS.API.CONSUMER.CREATE.KV_chat.x", "$JS.API.CONSUMER.CREATE.KV_chat.x.kv.chat.e1",
+				"$JS.API.STREAM.INFO.KV_code", "$JS.API.STREAM.MSG.GET.KV_code", "$JS.API.DIRECT.GET.ROUTE"},
 			[]string{"live.route.chat.>", "svc.route.chat", "$SRV.>", "_INBOX_bridge.>", "_INBOX_gateway-chat-gw1.>"}},
 		{gatewayUser,
 			[]string{"$O.INDEX.M.x", "$O.INDEX.C.chat.1.x", "route.chat.gw2", "route.code.gw1", "kv.chat.e0", "load.chat.e0", "$KV.FLEET.chat.e0=dp0", "svc.route.code",

@@ -12,13 +12,9 @@ import (
 	"warmpath/streams"
 )
 
-const (
-	// maxBatches bounds what waits for the publisher. Beyond it the history is
-	// given up for a new epoch, which costs no more than the cache's size.
-	maxBatches = 8192
-	// maxBatchKeys keeps a batch at half of NATS's default payload limit of 1 MiB.
-	maxBatchKeys = 64 << 10
-)
+// maxBatches bounds what waits for the publisher. Beyond it the history is given
+// up for a new epoch, which costs no more than the cache's size.
+const maxBatches = 8192
 
 // Reasons for a new epoch, as KVClear.reason and in the metric.
 const (
@@ -69,7 +65,7 @@ func (o *outbox) renew(reason string, resident []*pb.KVEvent) {
 	o.epoch, o.seq, o.queue, o.broken = uuid.Must(uuid.NewV7()), 0, nil, ""
 	o.epochs[reason]++
 	start := &pb.KVEvent{Event: &pb.KVEvent_Clear{Clear: &pb.KVClear{Reason: reason}}}
-	for _, events := range split(append([]*pb.KVEvent{start}, resident...), maxBatchKeys) {
+	for _, events := range streams.SplitKV(append([]*pb.KVEvent{start}, resident...), streams.MaxBatchWords) {
 		o.enqueue(events)
 	}
 	o.signal()
@@ -79,7 +75,7 @@ func (o *outbox) renew(reason string, resident []*pb.KVEvent) {
 func (o *outbox) push(events []*pb.KVEvent) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	for _, part := range split(events, maxBatchKeys) {
+	for _, part := range streams.SplitKV(events, streams.MaxBatchWords) {
 		if o.broken == "" && len(o.queue) >= maxBatches {
 			o.broken = epochOverflow
 		}
@@ -215,51 +211,4 @@ func (s *Server) readvertise(reason string) {
 	s.mu.Unlock()
 	s.log.Warn("kv history was lost; a new epoch tells the whole cache", "reason", reason)
 	s.askHeartbeat()
-}
-
-// split cuts events into batches of at most limit keys, and long events in
-// pieces. Together the pieces mean the same.
-func split(events []*pb.KVEvent, limit int) [][]*pb.KVEvent {
-	var batches [][]*pb.KVEvent
-	var batch []*pb.KVEvent
-	room := limit
-	add := func(event *pb.KVEvent, keys int) {
-		batch = append(batch, event)
-		room -= keys
-	}
-	cut := func() {
-		if len(batch) > 0 {
-			batches = append(batches, batch)
-		}
-		batch, room = nil, limit
-	}
-	for _, event := range events {
-		for event != nil {
-			keys := len(event.GetStore().GetKeys()) + len(event.GetRemove().GetKeys())
-			if keys <= room {
-				add(event, keys)
-				break
-			}
-			if room > 0 {
-				var head *pb.KVEvent
-				head, event = cutEvent(event, room)
-				add(head, room)
-			}
-			cut()
-		}
-	}
-	cut()
-	return batches
-}
-
-// cutEvent splits an event after n keys.
-func cutEvent(event *pb.KVEvent, n int) (head, tail *pb.KVEvent) {
-	if store := event.GetStore(); store != nil {
-		parent := store.Keys[n-1]
-		return &pb.KVEvent{Event: &pb.KVEvent_Store{Store: &pb.KVStore{Tier: store.Tier, Parent: store.Parent, Keys: store.Keys[:n]}}},
-			&pb.KVEvent{Event: &pb.KVEvent_Store{Store: &pb.KVStore{Tier: store.Tier, Parent: &parent, Keys: store.Keys[n:]}}}
-	}
-	remove := event.GetRemove()
-	return &pb.KVEvent{Event: &pb.KVEvent_Remove{Remove: &pb.KVRemove{Tier: remove.Tier, Reason: remove.Reason, Keys: remove.Keys[:n]}}},
-		&pb.KVEvent{Event: &pb.KVEvent_Remove{Remove: &pb.KVRemove{Tier: remove.Tier, Reason: remove.Reason, Keys: remove.Keys[n:]}}}
 }

@@ -280,33 +280,6 @@ func TestFullQueueTellsTheCacheAgain(t *testing.T) {
 	}
 }
 
-func TestSplitKeepsTheMeaning(t *testing.T) {
-	keys := blockkey.Chain(nil, 1, ids(0, 25), 1)
-	parent := keys[4]
-	events := []*pb.KVEvent{
-		{Event: &pb.KVEvent_Clear{Clear: &pb.KVClear{}}},
-		{Event: &pb.KVEvent_Store{Store: &pb.KVStore{Tier: pb.Tier_TIER_GPU, Keys: keys[:5]}}},
-		{Event: &pb.KVEvent_Store{Store: &pb.KVStore{Tier: pb.Tier_TIER_GPU, Parent: &parent, Keys: keys[5:]}}},
-		{Event: &pb.KVEvent_Remove{Remove: &pb.KVRemove{Tier: pb.Tier_TIER_GPU, Keys: keys[10:]}}},
-	}
-	for limit := 1; limit < 50; limit++ {
-		f := folded{keys: map[blockkey.Key]bool{}}
-		for i, batch := range split(events, limit) {
-			f.apply(t, &pb.KVBatch{Epoch: []byte{1}, Seq: uint64(i + 1), Events: batch})
-			n := 0
-			for _, event := range batch {
-				n += len(event.GetStore().GetKeys()) + len(event.GetRemove().GetKeys())
-			}
-			if n > limit {
-				t.Fatalf("a batch of %d keys at limit %d", n, limit)
-			}
-		}
-		if len(f.keys) != 10 {
-			t.Fatalf("limit %d: %d keys are left, want 10", limit, len(f.keys))
-		}
-	}
-}
-
 func TestFleetAndLoad(t *testing.T) {
 	r := newRig(t)
 	ctx, cancel := context.WithCancel(t.Context())
