@@ -1218,8 +1218,11 @@ type RouteRequest struct {
 	Exclude []string `protobuf:"bytes,12,rep,name=exclude,proto3" json:"exclude,omitempty"`
 	// The prompt in other forms, for a router that has the pool's tokenizer: a
 	// completion's text, or the JSON body of a chat completion request.
-	Prompt        string `protobuf:"bytes,13,opt,name=prompt,proto3" json:"prompt,omitempty"`
-	Chat          []byte `protobuf:"bytes,14,opt,name=chat,proto3" json:"chat,omitempty"`
+	Prompt string `protobuf:"bytes,13,opt,name=prompt,proto3" json:"prompt,omitempty"`
+	Chat   []byte `protobuf:"bytes,14,opt,name=chat,proto3" json:"chat,omitempty"`
+	// Decide without counting it: nothing will be sent, and the decision must not be
+	// published.
+	DryRun        bool `protobuf:"varint,15,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1350,6 +1353,13 @@ func (x *RouteRequest) GetChat() []byte {
 		return x.Chat
 	}
 	return nil
+}
+
+func (x *RouteRequest) GetDryRun() bool {
+	if x != nil {
+		return x.DryRun
+	}
+	return false
 }
 
 // RouteResponse answers a RouteRequest: a decision, or why there is none.
@@ -2624,7 +2634,7 @@ const file_warmpath_v1_events_proto_rawDesc = "" +
 	"kv_problem\x18\x11 \x01(\tR\tkvProblem\x12!\n" +
 	"\fmissing_load\x18\x12 \x03(\tR\vmissingLoad\x12\x14\n" +
 	"\x05loras\x18\x13 \x03(\tR\x05lorasB\x15\n" +
-	"\x13_data_parallel_rank\"\xee\x02\n" +
+	"\x13_data_parallel_rank\"\x87\x03\n" +
 	"\fRouteRequest\x12\x12\n" +
 	"\x04pool\x18\x01 \x01(\tR\x04pool\x12\x18\n" +
 	"\agateway\x18\x02 \x01(\tR\agateway\x12\x1d\n" +
@@ -2642,7 +2652,8 @@ const file_warmpath_v1_events_proto_rawDesc = "" +
 	"session_id\x18\v \x01(\tR\tsessionId\x12\x18\n" +
 	"\aexclude\x18\f \x03(\tR\aexclude\x12\x16\n" +
 	"\x06prompt\x18\r \x01(\tR\x06prompt\x12\x12\n" +
-	"\x04chat\x18\x0e \x01(\fR\x04chat\"\xf7\x01\n" +
+	"\x04chat\x18\x0e \x01(\fR\x04chat\x12\x17\n" +
+	"\adry_run\x18\x0f \x01(\bR\x06dryRun\"\xf7\x01\n" +
 	"\rRouteResponse\x120\n" +
 	"\bdecision\x18\x01 \x01(\v2\x14.warmpath.v1.DecidedR\bdecision\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12:\n" +
