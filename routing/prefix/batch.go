@@ -33,6 +33,8 @@ type change struct {
 	parent   blockkey.Key
 	parented bool
 	depth    uint32
+	// doubt is the reason of one that begins, empty for one that ends.
+	doubt string
 }
 
 type changeKind uint8
@@ -41,6 +43,7 @@ const (
 	store changeKind = iota
 	remove
 	clearAll
+	setDoubt
 )
 
 // FromProto checks a batch; position is its sequence in the KV stream. The batch
@@ -96,9 +99,11 @@ func changeFromProto(e *pb.KVEvent) (c change, known bool, err error) {
 		return tierChange(remove, event.Remove.GetTier(), event.Remove.GetKeys())
 	case *pb.KVEvent_Clear:
 		return change{kind: clearAll}, true, nil
+	case *pb.KVEvent_Doubt:
+		return change{kind: setDoubt, doubt: doubtReason(event.Doubt.GetReason())}, true, nil
 	}
 	if e == nil || len(e.ProtoReflect().GetUnknown()) == 0 {
-		return change{}, false, fmt.Errorf("it is empty; it must be a store, a remove or a clear")
+		return change{}, false, fmt.Errorf("it is empty; it must be a store, a remove, a clear or a doubt")
 	}
 	return change{}, false, nil
 }

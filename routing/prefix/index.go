@@ -81,13 +81,19 @@ type replica struct {
 	// this epoch; history is what is missing and may still come.
 	unsure  bool
 	history history
+	// doubt is why the publisher itself says that its events may not tell what the
+	// replica holds, empty when it does not; doubtSeq is the batch that said so, or
+	// the opposite, last.
+	doubt    string
+	doubtSeq uint64
 	// entries counts the keys held, per tier.
 	entries [NumTiers]int
 }
 
-// suspect says whether a part of the replica's history is missing.
+// suspect says whether a part of the replica's history is missing or its
+// publisher is in doubt.
 func (r *replica) suspect() bool {
-	return r.unsure || r.history.open()
+	return r.unsure || r.history.open() || r.doubt != ""
 }
 
 func (r *replica) total() int {
@@ -154,8 +160,10 @@ func NewWith(cfg Config) *Index {
 
 // Apply folds the next batch of the stream into the index. A batch whose seq is
 // not the one expected is applied all the same, and its replica is suspect until
-// the missing ones have come or its next epoch. A batch that was applied before
-// changes nothing.
+// the missing ones have come or its next epoch. A replica whose publisher is in
+// doubt is suspect until the publisher says that this is over or begins a new
+// epoch; a clear does not end a doubt. A batch that was applied before changes
+// nothing.
 func (x *Index) Apply(b Batch) Applied {
 	x.writer.Lock()
 	defer x.writer.Unlock()
@@ -218,6 +226,7 @@ func (x *Index) admit(b Batch) (*replica, Applied) {
 		case 1:
 			x.restart(r)
 			x.forget(r)
+			x.setDoubt(r, "", 0)
 			r.epoch, r.seq, r.unsure = b.epoch, 0, false
 			a.NewEpoch = true
 		}
@@ -236,6 +245,12 @@ func (x *Index) admit(b Batch) (*replica, Applied) {
 
 // change applies one event of a batch to r.
 func (x *Index) change(r *replica, c change, seq uint64, a *Applied) {
+	if c.kind == setDoubt {
+		if seq >= r.doubtSeq {
+			x.setDoubt(r, c.doubt, seq)
+		}
+		return
+	}
 	if r.history.open() || a.Late {
 		x.changeNoted(r, c, seq, a)
 		return
@@ -378,7 +393,7 @@ func (x *Index) enlist(r *replica) {
 	})
 	x.sorted = slices.Insert(x.sorted, at, r)
 	x.reorder(at)
-	x.fixed += replicaBytes + int64(len(r.name))
+	x.fixed += replicaBytes + int64(len(r.name)+len(r.doubt))
 }
 
 // freeLane is the lowest lane that is neither live nor dirty.
@@ -449,7 +464,7 @@ func (x *Index) Drop(name string) {
 	delete(x.replicas, name)
 	x.sorted = slices.Delete(x.sorted, r.order, r.order+1)
 	x.reorder(r.order)
-	x.fixed -= replicaBytes + int64(len(r.name))
+	x.fixed -= replicaBytes + int64(len(r.name)+len(r.doubt))
 }
 
 // Position is the highest KV stream sequence applied, 0 before the first.

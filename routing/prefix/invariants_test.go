@@ -61,7 +61,7 @@ func checkInvariants(t fataler, x *Index) {
 		}
 	}
 	checkSets(t, &x.sets, refs)
-	dead, touches := 0, 0
+	dead, touches, fixed := 0, 0, int64(0)
 	for w := range x.live {
 		dead += bits.OnesCount64(x.dirty[w])
 		if x.live[w]&x.dirty[w] != 0 || x.sweeping[w]&^x.dirty[w] != 0 {
@@ -70,6 +70,13 @@ func checkInvariants(t fataler, x *Index) {
 	}
 	for _, r := range x.sorted {
 		touches += len(r.history.touched)
+		fixed += replicaBytes + int64(len(r.name)+len(r.doubt))
+		if r.doubtSeq > r.seq || r.doubt != "" && r.doubtSeq == 0 {
+			t.Fatalf("%s stands at %d and is in doubt (%q) from %d", r.name, r.seq, r.doubt, r.doubtSeq)
+		}
+	}
+	if fixed != x.fixed {
+		t.Fatalf("replicas have %d bytes, counted %d", fixed, x.fixed)
 	}
 	if dead != x.dead || touches != x.touches {
 		t.Fatalf("%d dead lanes and %d touches, counted %d and %d", dead, touches, x.dead, x.touches)

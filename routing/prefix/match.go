@@ -21,8 +21,8 @@ type Match struct {
 	Predicted int
 	// Tiers parts Total by the best tier of each block.
 	Tiers [NumTiers]int
-	// Suspect is true when the replica's history has a hole, so that it may hold
-	// more or less than this.
+	// Suspect is true when the replica's history has a hole or its publisher is in
+	// doubt, so that it may hold more or less than this.
 	Suspect bool
 }
 

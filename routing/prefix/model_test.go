@@ -31,6 +31,7 @@ type modelReplica struct {
 	closed bool
 	gaps   int // holes when the last batch came
 	held   map[Tier]map[blockkey.Key]bool
+	doubt  string
 }
 
 func (r *modelReplica) holes() int {
@@ -44,7 +45,7 @@ func (r *modelReplica) holes() int {
 	return holes
 }
 
-func (r *modelReplica) suspect() bool { return r.closed || r.gaps > 0 }
+func (r *modelReplica) suspect() bool { return r.closed || r.gaps > 0 || r.doubt != "" }
 
 func (m *model) apply(b *pb.KVBatch, position uint64) Applied {
 	var a Applied
@@ -63,7 +64,7 @@ func (m *model) apply(b *pb.KVBatch, position uint64) Applied {
 	}
 	if a.Late = b.Seq < r.seq; a.Late {
 		r.came[b.Seq] = b
-		r.held = emptyTiers()
+		r.held, r.doubt = emptyTiers(), ""
 		for _, seq := range slices.Sorted(maps.Keys(r.came)) {
 			r.fold(r.came[seq], &Applied{})
 		}
@@ -113,6 +114,8 @@ func (r *modelReplica) fold(b *pb.KVBatch, a *Applied) {
 		case e.GetClear() != nil:
 			r.held = emptyTiers()
 			a.Cleared = true
+		case e.GetDoubt() != nil:
+			r.doubt = e.GetDoubt().Reason
 		}
 	}
 }
@@ -190,6 +193,11 @@ func clearEvent() *pb.KVEvent {
 	return &pb.KVEvent{Event: &pb.KVEvent_Clear{Clear: &pb.KVClear{Reason: "test"}}}
 }
 
+// doubtEvent begins a doubt, or ends it without a reason.
+func doubtEvent(reason string) *pb.KVEvent {
+	return &pb.KVEvent{Event: &pb.KVEvent_Doubt{Doubt: &pb.KVDoubt{Reason: reason}}}
+}
+
 // universe is a few prompts that share prefixes, and everything drawn from them.
 type universe struct {
 	prompts  [][]blockkey.Key
@@ -231,10 +239,10 @@ func (d rapidDraws) below(n int, label string) int { return rapid.IntRange(0, n-
 func pick[T any](d draws, from []T, label string) T { return from[d.below(len(from), label)] }
 
 // drawEvent draws a store of a chain or of scattered keys (parents out of
-// order), a removal or a clear.
+// order), a removal, a clear or a doubt.
 func (u universe) drawEvent(d draws) *pb.KVEvent {
 	tier := Tier(d.below(int(NumTiers), "tier"))
-	kind := d.below(20, "event")
+	kind := d.below(22, "event")
 	if kind < 7 {
 		prompt := pick(d, u.prompts, "prompt")
 		from := d.below(len(prompt)+1, "from")
@@ -246,6 +254,9 @@ func (u universe) drawEvent(d draws) *pb.KVEvent {
 	}
 	if kind == 19 {
 		return clearEvent()
+	}
+	if kind >= 20 {
+		return doubtEvent(pick(d, []string{"", "", "unnamed blocks", "engine history lost"}, "doubt"))
 	}
 	var keys []blockkey.Key
 	for range d.below(7, "keys") {
@@ -438,6 +449,11 @@ func compare(t *rapid.T, u universe, x *Index, m *model, p *Predictions, predict
 					t.Fatalf("%s in %s has %x: %v, want %v", name, tier, k, !keys[k], keys[k])
 				}
 			}
+		}
+	}
+	for _, life := range x.Lives() {
+		if want := m.replicas[life.Replica].doubt; life.Doubt != want {
+			t.Fatalf("%s is in doubt for %q, want %q", life.Replica, life.Doubt, want)
 		}
 	}
 	if s := x.Stats(); s.Replicas != len(m.replicas) || s.Entries != entries || s.Suspects != suspects {

@@ -12,7 +12,8 @@ import (
 // ErrSnapshot is what every error of Restore wraps.
 var ErrSnapshot = errors.New("index snapshot cannot be used")
 
-// Restore returns the index that AppendSnapshot wrote, with the bounds of cfg.
+// Restore returns the index that AppendSnapshot wrote, with the bounds of cfg. It
+// reads the snapshots of earlier versions too.
 // A snapshot that is damaged, cut short or of an unknown version is an error
 // that wraps ErrSnapshot, and never a partial index. It allocates in proportion
 // to the snapshot at most.
@@ -21,12 +22,12 @@ func Restore(snapshot []byte, cfg Config) (*Index, error) {
 	switch {
 	case n < len(snapshotMagic):
 		return nil, fmt.Errorf("%w: it has only %d bytes", ErrSnapshot, len(snapshot))
-	case string(snapshot[:len(snapshotMagic)]) != snapshotMagic:
-		return nil, fmt.Errorf("%w: it does not begin as one of version %d does; take an older one, or replay the stream", ErrSnapshot, snapshotMagic[7])
+	case string(snapshot[:7]) != snapshotMagic[:7] || snapshot[7] < oldestVersion || snapshot[7] > snapshotMagic[7]:
+		return nil, fmt.Errorf("%w: it does not begin as one of version %d to %d does; take an older one, or replay the stream", ErrSnapshot, oldestVersion, snapshotMagic[7])
 	case binary.LittleEndian.Uint64(snapshot[n:]) != xxh3.Hash(snapshot[:n]):
 		return nil, fmt.Errorf("%w: its checksum is wrong; take an older one, or replay the stream", ErrSnapshot)
 	}
-	r := reader{in: snapshot[len(snapshotMagic):n]}
+	r := reader{in: snapshot[len(snapshotMagic):n], version: snapshot[7]}
 	x := NewWith(cfg)
 	r.restore(x)
 	if r.err == nil && len(r.in) > 0 {
@@ -41,8 +42,9 @@ func Restore(snapshot []byte, cfg Config) (*Index, error) {
 
 // reader reads a snapshot. After an error it reads zeros.
 type reader struct {
-	in  []byte
-	err error
+	in      []byte
+	version byte
+	err     error
 }
 
 func (r *reader) fail(format string, args ...any) {
@@ -186,7 +188,7 @@ func (r *reader) replicas(x *Index, lanes map[uint64]int) {
 		one := &replica{name: string(r.bytes(r.length(1, "length of a name"), "a name"))}
 		one.epoch = Epoch(r.bytes(len(one.epoch), "epoch"))
 		one.seq = r.uvarint("seq")
-		one.unsure = r.bytes(1, "unsure")[0] != 0
+		r.doubts(one)
 		r.history(x, one)
 		lane, ok := lanes[uint64(i)]
 		switch {
@@ -202,6 +204,28 @@ func (r *reader) replicas(x *Index, lanes map[uint64]int) {
 		x.place(one, lane)
 		x.enlist(one)
 	}
+}
+
+// doubts reads whether and why a replica is suspect, its holes aside.
+func (r *reader) doubts(one *replica) {
+	flags := r.bytes(1, "flags")[0]
+	if r.version == 1 {
+		one.unsure = flags != 0
+		return
+	}
+	if flags > allFlags {
+		r.fail("flags are %#x", flags)
+		return
+	}
+	one.unsure = flags&flagUnsure != 0
+	if flags&flagDoubt == 0 {
+		return
+	}
+	one.doubtSeq = r.upTo(one.seq, "seq of a doubt")
+	if one.doubtSeq == 0 {
+		r.fail("a doubt has no seq")
+	}
+	one.doubt = string(r.bytes(int(r.upTo(maxDoubt, "length of a doubt")), "a doubt"))
 }
 
 func (r *reader) history(x *Index, one *replica) {

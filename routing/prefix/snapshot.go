@@ -20,13 +20,25 @@ import (
 //	lanes         number, then for each 0 free, 1 dirty, 2 dirty and being swept,
 //	              else 3 + the order of its replica
 //	replicas      number, then for each, by name: name, epoch (16 bytes), seq,
-//	              unsure, holes, touches
+//	              flags (1 byte: 1 unsure, 2 a doubt was told; in version 1 only
+//	              unsure), with flag 2 the doubt's seq, its reason's length and
+//	              reason; holes, touches
 //	sets          number, then for each, in the order that keys first have them:
 //	              number of elements, the first, the steps to the next ones
 //	segments      number, 0 or 4,096, then for each: slots, homes, keys, then for each key, in order: step from the
 //	              key before, ref (element<<1 | 1, or the number of a set <<1), depth
 //	checksum      XXH3-64 of all that, 8 bytes little endian
-const snapshotMagic = "wpindex\x01"
+const snapshotMagic = "wpindex\x02"
+
+// oldestVersion is the first version that Restore still reads.
+const oldestVersion = 1
+
+// The flags of a replica in a snapshot.
+const (
+	flagUnsure = 1 << iota
+	flagDoubt
+	allFlags = flagUnsure | flagDoubt
+)
 
 const checksumBytes = 8
 
@@ -102,11 +114,19 @@ func (r *replica) append(dst []byte) []byte {
 	dst = append(dst, r.name...)
 	dst = append(dst, r.epoch[:]...)
 	dst = binary.AppendUvarint(dst, r.seq)
-	unsure := byte(0)
+	flags := byte(0)
 	if r.unsure {
-		unsure = 1
+		flags |= flagUnsure
 	}
-	dst = append(dst, unsure)
+	if r.doubtSeq > 0 {
+		flags |= flagDoubt
+	}
+	dst = append(dst, flags)
+	if r.doubtSeq > 0 {
+		dst = binary.AppendUvarint(dst, r.doubtSeq)
+		dst = binary.AppendUvarint(dst, uint64(len(r.doubt)))
+		dst = append(dst, r.doubt...)
+	}
 	h := &r.history
 	dst = binary.AppendUvarint(dst, uint64(len(h.holes)))
 	for _, s := range h.holes {

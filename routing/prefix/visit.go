@@ -20,7 +20,12 @@ type Life struct {
 	// Seq is the last batch of the epoch that was applied, Missing how many before
 	// it are missing and may still come.
 	Seq, Missing uint64
-	Suspect      bool
+	// Suspect is true when the blocks below may not be what the replica holds:
+	// batches are missing, or the publisher is in doubt.
+	Suspect bool
+	// Doubt is why the publisher says that its events may not tell what the replica
+	// holds; empty when it does not say so.
+	Doubt string
 	// Entries counts the (tier, key) pairs held, Tiers parts them by tier.
 	Entries int
 	Tiers   [NumTiers]int
@@ -32,7 +37,7 @@ func (x *Index) Lives() []Life {
 	defer x.gate.runlock()
 	out := make([]Life, 0, len(x.sorted))
 	for _, r := range x.sorted {
-		l := Life{Replica: r.name, Epoch: r.epoch, Seq: r.seq, Suspect: r.suspect(), Entries: r.total(), Tiers: r.entries}
+		l := Life{Replica: r.name, Epoch: r.epoch, Seq: r.seq, Suspect: r.suspect(), Doubt: r.doubt, Entries: r.total(), Tiers: r.entries}
 		for _, h := range r.history.holes {
 			l.Missing += h.last - h.first + 1
 		}
