@@ -1,6 +1,11 @@
-// Package bridge stands beside one engine and publishes what is known of it:
-// that it is there, and its load. The engine is not changed. KV events are not
-// bridged yet, so the router predicts the engine's cache from its own decisions.
+// Package bridge stands beside engines and turns what they already publish into
+// streams: KV events into KV, load into LOAD, presence into FLEET. The engines
+// are not changed.
+//
+// A frame's way: zmq (or polling) brings it, feed puts frames in order and finds
+// what is missing, kvevents decodes, mirror knows what the replica holds and
+// names its blocks by key, outbox publishes. What the index holds for a replica
+// is what the engine holds, or the replica is in doubt and says why.
 package bridge
 
 import (
@@ -9,17 +14,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/url"
-	"strings"
+	"sync"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-	"google.golang.org/protobuf/proto"
 
-	pb "warmpath/schemas/warmpathv1"
+	"warmpath/services/bridge/zmq"
 	"warmpath/services/httpserver"
 	"warmpath/streams"
 )
@@ -34,194 +36,153 @@ const (
 	engineTimeout = 2 * time.Second
 	// publishTimeout bounds each message; the next one is due soon after.
 	publishTimeout = 5 * time.Second
+	// drainPoll is how often a draining engine is asked whether it is done.
+	drainPoll = 200 * time.Millisecond
 )
 
-// Config says which engine, and how the fleet knows it.
-type Config struct {
-	Pool, Replica string
-	// Engine is the base URL at which this bridge reaches the engine, Advertise
-	// the one at which gateways do; the same when empty.
-	Engine, Advertise string
-	// Model as the engine serves it; asked from the engine when empty.
-	Model string
-	// BlockTokens is the pool's block size.
-	BlockTokens int
-	// Blocks is the capacity of the engine's KV cache; 0 when unknown.
-	Blocks uint64
-	// LoadEvery is how often the load is looked at; it is published on change.
-	LoadEvery time.Duration
-	Listen    string
-}
-
-// Bridge is one engine's bridge.
+// Bridge bridges the engines of one pool. Build it with New, then call Run once;
+// the rest is safe for concurrent use.
 type Bridge struct {
 	cfg     Config
 	js      jetstream.JetStream
-	client  *http.Client
-	metrics *metrics
 	reg     *prometheus.Registry
-	// entry is written by the heartbeat's goroutine only.
-	entry *pb.FleetEntry
-	state state
+	metrics *metrics
+	capture *zmq.CaptureWriter
+	engines []*engine
+
+	mu       sync.Mutex
+	draining bool
 }
 
 // New checks the configuration. The error names the flag that is wrong.
 func New(cfg Config, js jetstream.JetStream, reg *prometheus.Registry) (*Bridge, error) {
-	if err := streams.ValidName(cfg.Pool); err != nil {
-		return nil, fmt.Errorf("--pool: %w", err)
-	}
-	if err := streams.ValidReplica(cfg.Replica); err != nil {
-		return nil, fmt.Errorf("--replica: %w", err)
-	}
-	if cfg.BlockTokens <= 0 {
-		return nil, fmt.Errorf("--block-tokens is %d; give the pool's block size, such as 16", cfg.BlockTokens)
-	}
-	if cfg.LoadEvery < 100*time.Millisecond {
-		return nil, fmt.Errorf("--load-every is %v; give 100ms or more", cfg.LoadEvery)
-	}
-	var err error
-	if cfg.Engine, err = baseURL("--engine", cfg.Engine); err != nil {
+	cfg, err := cfg.check()
+	if err != nil {
 		return nil, err
 	}
-	if cfg.Advertise == "" {
-		cfg.Advertise = cfg.Engine
+	b := &Bridge{cfg: cfg, js: js, reg: reg}
+	b.metrics = newMetrics(reg, b)
+	for _, e := range cfg.Engines {
+		b.engines = append(b.engines, newEngine(b, e))
 	}
-	if cfg.Advertise, err = baseURL("--advertise", cfg.Advertise); err != nil {
-		return nil, err
-	}
-	b := &Bridge{cfg: cfg, js: js, client: &http.Client{Timeout: engineTimeout}, metrics: newMetrics(reg), reg: reg}
-	b.state.set(nil, errors.New("the engine was not asked yet"))
 	return b, nil
 }
 
-// baseURL checks a URL that a flag names, and drops its trailing slash.
-func baseURL(flag, value string) (string, error) {
-	value = strings.TrimRight(value, "/")
-	if u, err := url.Parse(value); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
-		return "", fmt.Errorf("%s is %q; give the engine's base URL, such as http://127.0.0.1:8000", flag, value)
-	}
-	return value, nil
+// Run publishes until ctx ends; then it says that the replicas are draining,
+// waits until the engines have finished what they have or DrainTimeout is over,
+// and takes them out of the fleet.
+func (b *Bridge) Run(ctx context.Context) error {
+	// What runs outlives ctx until the engines are drained.
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	go func() {
+		select {
+		case <-ctx.Done():
+			b.Drain()
+			b.awaitDrained(work)
+			stop()
+		case <-work.Done():
+		}
+	}()
+	err := b.work(work)
+	b.leave() // after the last heartbeat
+	return err
 }
 
-// Run publishes until ctx ends, and then takes the replica out of the fleet.
-func (b *Bridge) Run(ctx context.Context) error {
+// work does everything until ctx ends.
+func (b *Bridge) work(ctx context.Context) (err error) {
+	if b.cfg.Record != "" {
+		if b.capture, err = zmq.CreateCapture(b.cfg.Record, b.cfg.RecordBytes); err != nil {
+			return fmt.Errorf("--record: %w", err)
+		}
+		defer func() { err = errors.Join(err, b.capture.Close()) }()
+	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return httpserver.Run(ctx, b.cfg.Listen, httpserver.Mux(b.reg, b.state.err)) })
-	group.Go(func() error { b.present(ctx); return nil })
-	group.Go(func() error { b.report(ctx); return nil })
+	for _, e := range b.engines {
+		group.Go(func() error { return e.run(ctx) })
+	}
+	for _, l := range b.listeners() {
+		group.Go(func() error { return l.run(ctx) })
+	}
+	group.Go(func() error { return httpserver.Run(ctx, b.cfg.Listen, b.handler()) })
 	return group.Wait()
 }
 
-// present keeps the fleet entry for as long as the engine answers.
-func (b *Bridge) present(ctx context.Context) {
-	tick := time.NewTicker(heartbeat)
-	defer tick.Stop()
-	for {
-		b.beat(ctx)
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			b.leave()
-			return
-		}
-	}
-}
-
-// beat asks the engine and publishes that it is there. An engine that does not
-// answer is left to expire; when it is back, its cache is taken for a new one.
-func (b *Bridge) beat(ctx context.Context) {
-	model, err := b.ask(ctx)
-	if err != nil {
-		b.state.set(nil, err)
-		b.metrics.up.Set(0)
-		if b.entry != nil {
-			slog.Warn("engine does not answer; it leaves the fleet", "engine", b.cfg.Engine, "error", err)
-			b.leave()
-		}
+// Drain says that the replicas take nothing new.
+func (b *Bridge) Drain() {
+	b.mu.Lock()
+	already := b.draining
+	b.draining = true
+	b.mu.Unlock()
+	if already {
 		return
 	}
-	now := time.Now().UnixMicro()
-	if b.entry == nil {
-		epoch, err := uuid.NewV7()
-		if err != nil {
-			b.state.set(nil, err)
-			return
-		}
-		b.entry = &pb.FleetEntry{
-			Pool: b.cfg.Pool, Replica: b.cfg.Replica, Address: b.cfg.Advertise, EngineKind: "openai", Epoch: epoch[:],
-			BlockTokens: uint32(b.cfg.BlockTokens), StartedUs: now, Clock: pb.Clock_CLOCK_WALL,
-		}
-		if b.cfg.Blocks > 0 {
-			b.entry.Capacities = []*pb.TierCapacity{{Tier: pb.Tier_TIER_GPU, Blocks: b.cfg.Blocks}}
-		}
-		slog.Info("engine is in the fleet", "pool", b.cfg.Pool, "replica", b.cfg.Replica, "engine", b.cfg.Engine, "model", model)
-	}
-	b.entry.Model, b.entry.HeartbeatUs = model, now
-	b.metrics.up.Set(1)
-	b.state.set(b.entry.Epoch, nil)
-	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
-	defer cancel()
-	if err := streams.PutFleet(ctx, b.js, b.entry); err != nil && ctx.Err() == nil {
-		b.metrics.failures.WithLabelValues("fleet").Inc()
-		slog.Warn("heartbeat was not published", "error", err)
+	slog.Info("draining", "pool", b.cfg.Pool, "engines", len(b.engines))
+	for _, e := range b.engines {
+		e.announce()
 	}
 }
 
-// leave takes the replica out of the fleet at once, instead of by expiry.
+// Resume takes Drain back.
+func (b *Bridge) Resume() {
+	b.mu.Lock()
+	b.draining = false
+	b.mu.Unlock()
+	for _, e := range b.engines {
+		e.announce()
+	}
+}
+
+// Draining says whether the replicas are draining.
+func (b *Bridge) Draining() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.draining
+}
+
+// awaitDrained waits until no engine has requests, or the timeout.
+func (b *Bridge) awaitDrained(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, b.cfg.DrainTimeout)
+	defer cancel()
+	for _, e := range b.engines {
+		for ctx.Err() == nil && e.busy(ctx) {
+			select {
+			case <-ctx.Done():
+			case <-time.After(drainPoll):
+			}
+		}
+	}
+}
+
+// leave takes every replica out of the fleet at once, instead of by expiry.
 func (b *Bridge) leave() {
-	if b.entry == nil {
-		return
-	}
-	b.entry = nil
-	// The bridge's own context may be over: leaving is what is left to do.
-	ctx, cancel := context.WithTimeout(context.Background(), publishTimeout)
-	defer cancel()
-	if err := streams.DeleteFleet(ctx, b.js, b.cfg.Pool, b.cfg.Replica); err != nil {
-		b.metrics.failures.WithLabelValues("fleet").Inc()
-		slog.Warn("replica was not taken out of the fleet; it expires", "error", err)
+	for _, e := range b.engines {
+		e.leave()
 	}
 }
 
-// report publishes the load whenever it changed.
-func (b *Bridge) report(ctx context.Context) {
-	tick := time.NewTicker(b.cfg.LoadEvery)
-	defer tick.Stop()
-	var last *pb.LoadReport
-	var published time.Time
-	for {
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-		epoch := b.state.epoch()
-		if epoch == nil {
-			last = nil
-			continue
-		}
-		report, err := b.scrape(ctx)
-		if err != nil {
-			b.metrics.failures.WithLabelValues("scrape").Inc()
-			continue
-		}
-		report.Pool, report.Replica, report.Epoch = b.cfg.Pool, b.cfg.Replica, epoch
-		if last != nil && proto.Equal(report, last) && time.Since(published) < loadHeartbeat {
-			continue
-		}
-		published = time.Now()
-		last = proto.Clone(report).(*pb.LoadReport)
-		report.TimeUs = time.Now().UnixMicro()
-		b.publishLoad(ctx, report)
-	}
+// handler serves health, metrics, state, and draining on request.
+func (b *Bridge) handler() http.Handler {
+	mux := httpserver.Mux(b.reg, b.healthy)
+	mux.HandleFunc("GET /v1/state", b.serveState)
+	mux.HandleFunc("POST /drain", func(w http.ResponseWriter, _ *http.Request) {
+		b.Drain()
+		fmt.Fprintln(w, "draining; POST /resume takes it back")
+	})
+	mux.HandleFunc("POST /resume", func(w http.ResponseWriter, _ *http.Request) {
+		b.Resume()
+		fmt.Fprintln(w, "taking requests")
+	})
+	return mux
 }
 
-func (b *Bridge) publishLoad(ctx context.Context, report *pb.LoadReport) {
-	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
-	defer cancel()
-	if err := streams.PutLoad(ctx, b.js, report); err != nil && ctx.Err() == nil {
-		b.metrics.failures.WithLabelValues("load").Inc()
-		slog.Warn("load was not published", "error", err)
-		return
+// healthy is nil while every engine answers.
+func (b *Bridge) healthy() error {
+	var errs []error
+	for _, e := range b.engines {
+		if err := e.err(); err != nil {
+			errs = append(errs, err)
+		}
 	}
-	b.metrics.reports.Inc()
+	return errors.Join(errs...)
 }

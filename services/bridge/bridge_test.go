@@ -18,19 +18,32 @@ import (
 	"warmpath/streams/streamstest"
 )
 
+func TestMain(m *testing.M) { streamstest.Main(m) }
+
+// freeAddress is a port of the loopback that is free now.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
 // patience is how long a test waits for what must happen.
 const patience = 20 * time.Second
 
-// engine answers what a vLLM server does, as far as a bridge looks at it.
-type engine struct {
+// faked answers what a vLLM server does, as far as a bridge looks at it.
+type faked struct {
 	*httptest.Server
 	down    atomic.Bool
 	running atomic.Int32
 	models  string
 }
 
-func newEngine(t *testing.T) *engine {
-	e := &engine{models: `{"data":[{"id":"llama","parent":null},{"id":"sql-lora","parent":"llama"}]}`}
+func newFaked(t *testing.T) *faked {
+	e := &faked{models: `{"data":[{"id":"llama","parent":null},{"id":"sql-lora","parent":"llama"}]}`}
 	e.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case e.down.Load():
@@ -40,10 +53,8 @@ func newEngine(t *testing.T) *engine {
 		case r.URL.Path == "/metrics":
 			fmt.Fprintf(w, `# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0"} %d
-vllm:num_requests_running{engine="1"} 1
 # TYPE vllm:gpu_cache_usage_perc gauge
-vllm:gpu_cache_usage_perc{engine="0"} 0.2
-vllm:gpu_cache_usage_perc{engine="1"} 0.4
+vllm:gpu_cache_usage_perc{engine="0"} 0.3
 `, e.running.Load())
 		default:
 			http.NotFound(w, r)
@@ -53,8 +64,11 @@ vllm:gpu_cache_usage_perc{engine="1"} 0.4
 	return e
 }
 
-func config(e *engine) Config {
-	return Config{Pool: "demo", Replica: "vllm-0", Engine: e.URL + "/", BlockTokens: 16, LoadEvery: 100 * time.Millisecond, Listen: "127.0.0.1:0"}
+func config(e *faked) Config {
+	return Config{
+		Pool: "demo", BlockTokens: 16, LoadEvery: 100 * time.Millisecond, Listen: "127.0.0.1:0", DrainTimeout: patience,
+		Engines: []Engine{{Replica: "vllm-0", URL: e.URL + "/"}},
+	}
 }
 
 func next[T any](t *testing.T, what string, from <-chan T, good func(T) bool) T {
@@ -80,7 +94,7 @@ func TestEngineIsInTheFleetWhileItAnswers(t *testing.T) {
 	if _, err := (streams.Topology{Pools: []string{"demo"}, Replicas: 1}).Apply(ctx, js); err != nil {
 		t.Fatal(err)
 	}
-	e := newEngine(t)
+	e := newFaked(t)
 	bridge, err := New(config(e), js, prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
@@ -100,12 +114,14 @@ func TestEngineIsInTheFleetWhileItAnswers(t *testing.T) {
 		t.Errorf("entry is %v", entry)
 	}
 	r := next(t, "load", loads, func(*pb.LoadReport) bool { return true })
-	if r.GetRunning() != 1 || r.Waiting != nil || r.GetKvUsed() < 0.29 || r.GetKvUsed() > 0.31 {
+	if r.GetRunning() != 0 || r.Running == nil || r.Waiting != nil || r.GetKvUsed() < 0.29 || r.GetKvUsed() > 0.31 {
 		t.Errorf("load is %v; waiting is not reported and must be absent", r)
 	}
 	e.running.Store(7)
-	next(t, "changed load", loads, func(r *pb.LoadReport) bool { return r.GetRunning() == 8 })
+	next(t, "changed load", loads, func(r *pb.LoadReport) bool { return r.GetRunning() == 7 })
 
+	e.running.Store(0)
+	next(t, "idle load", loads, func(r *pb.LoadReport) bool { return r.GetRunning() == 0 })
 	e.down.Store(true)
 	next(t, "leaving", fleet, func(e *pb.FleetEntry) bool { return e == nil })
 	e.down.Store(false)
@@ -113,7 +129,11 @@ func TestEngineIsInTheFleetWhileItAnswers(t *testing.T) {
 	if string(again.Epoch) == string(entry.Epoch) {
 		t.Error("an engine that was away keeps its epoch, as if its cache were known")
 	}
+	e.running.Store(1)
+	next(t, "busy load", loads, func(r *pb.LoadReport) bool { return r.GetRunning() == 1 })
 	stop()
+	next(t, "draining", fleet, func(e *pb.FleetEntry) bool { return e.GetDraining() })
+	e.running.Store(0)
 	next(t, "leaving at the end", fleet, func(e *pb.FleetEntry) bool { return e == nil })
 	if err := <-ended; err != nil {
 		t.Error(err)
@@ -121,42 +141,32 @@ func TestEngineIsInTheFleetWhileItAnswers(t *testing.T) {
 }
 
 func TestAnEngineWithSeveralModelsMustBeNamedOne(t *testing.T) {
-	e := newEngine(t)
+	e := newFaked(t)
 	e.models = `{"data":[{"id":"a"},{"id":"b"}]}`
 	bridge, err := New(config(e), nil, prometheus.NewRegistry())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := bridge.ask(context.Background()); err == nil || !strings.Contains(err.Error(), "--model") {
+	bridge.engines[0].beat(t.Context())
+	if err := bridge.healthy(); err == nil || !strings.Contains(err.Error(), "--model") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestEveryGenerationOfNamesIsRead(t *testing.T) {
-	for engine, page := range map[string]string{
-		"vllm":   "vllm:num_requests_running 3\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc 0.5\n",
-		"sglang": "sglang:num_running_reqs 3\nsglang:num_queue_reqs 2\nsglang:token_usage 0.5\n",
-		"trtllm": "trtllm_num_requests_running 3\ntrtllm_num_requests_waiting 2\ntrtllm_kv_cache_utilization 0.5\n",
-	} {
-		bridge, err := New(config(newEngine(t)), nil, prometheus.NewRegistry())
-		if err != nil {
-			t.Fatal(err)
-		}
-		r, err := bridge.readLoad([]byte(page))
-		if err != nil || r.GetRunning() != 3 || r.GetWaiting() != 2 || r.GetKvUsed() != 0.5 {
-			t.Errorf("%s: %v %v", engine, r, err)
-		}
-	}
-}
-
 func TestMistakesAreNamed(t *testing.T) {
-	e := newEngine(t)
+	e := newFaked(t)
 	for flag, change := range map[string]func(*Config){
 		"--pool":         func(c *Config) { c.Pool = "a b" },
-		"--replica":      func(c *Config) { c.Replica = "" },
-		"--engine":       func(c *Config) { c.Engine = "localhost:8000" },
-		"--advertise":    func(c *Config) { c.Advertise = "localhost:8000" },
+		"--replica":      func(c *Config) { c.Engines[0].Replica = "" },
+		"--engine":       func(c *Config) { c.Engines[0].URL = "localhost:8000" },
+		"--advertise":    func(c *Config) { c.Engines[0].Advertise = "localhost:8000" },
 		"--block-tokens": func(c *Config) { c.BlockTokens = 0 },
+		"--ranks":        func(c *Config) { c.Engines[0].Ranks = -1 },
+		"--kv-listen":    func(c *Config) { c.Engines[0].KV, c.Engines[0].KVListen = "tcp://a:1", "tcp://b:1" },
+		"--kv-first":     func(c *Config) { two := 2; c.Engines[0].KVFirst = &two },
+		"--repeats":      func(c *Config) { c.Engines[0].Repeats = "twice" },
+		"given twice":    func(c *Config) { c.Engines = append(c.Engines, c.Engines[0]) },
+		"--config":       func(c *Config) { c.Engines = nil },
 		"--load-every":   func(c *Config) { c.LoadEvery = time.Millisecond },
 	} {
 		cfg := config(e)
@@ -173,7 +183,7 @@ func TestListenIsTaken(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	e := newEngine(t)
+	e := newFaked(t)
 	e.down.Store(true)
 	cfg := config(e)
 	cfg.Listen = l.Addr().String()

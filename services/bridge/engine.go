@@ -1,187 +1,294 @@
 package bridge
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"sync"
+	"time"
 
-	dto "github.com/prometheus/client_model/go"
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
+	"golang.org/x/sync/errgroup"
 
 	pb "warmpath/schemas/warmpathv1"
+	"warmpath/services/bridge/discovery"
+	"warmpath/services/bridge/zmq"
+	"warmpath/streams"
 )
 
-// maxAnswer bounds what is read of an engine's answer; metrics pages of large
-// engines are some hundred kilobytes.
-const maxAnswer = 16 << 20
+// engine is one engine: what it says of itself, and a replica for each rank.
+type engine struct {
+	bridge *Bridge
+	cfg    Engine
+	client *discovery.Client
+	beatMe chan struct{}
 
-// The names by which engines say their load, newest first.
-var (
-	runningNames = []string{"vllm:num_requests_running", "sglang:num_running_reqs", "trtllm_num_requests_running"}
-	waitingNames = []string{"vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm_num_requests_waiting"}
-	kvUsedNames  = []string{"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage", "trtllm_kv_cache_utilization"}
-)
-
-// state is what the parts of a bridge know of each other. Safe for concurrent use.
-type state struct {
-	mu    sync.Mutex
-	known []byte
-	why   error
-	said  map[string]bool
+	mu       sync.Mutex
+	facts    discovery.Engine
+	why      error // the engine is not in the fleet
+	present  bool
+	started  int64
+	replicas []*replica
+	ready    chan struct{} // closed when replicas are there
 }
 
-func (s *state) set(epoch []byte, why error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.known, s.why = epoch, why
+func newEngine(b *Bridge, cfg Engine) *engine {
+	e := &engine{
+		bridge: b, cfg: cfg,
+		client: discovery.New(cfg.URL, &http.Client{Timeout: engineTimeout}),
+		beatMe: make(chan struct{}, 1), ready: make(chan struct{}),
+		why: fmt.Errorf("engine %s was not asked yet", cfg.URL),
+	}
+	e.client.Key = b.cfg.Key
+	return e
 }
 
-// epoch is the engine's, nil while it does not answer.
-func (s *state) epoch() []byte {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.known
+// run keeps the engine in the fleet for as long as it answers, and reads its
+// events and its load.
+func (e *engine) run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { e.attend(ctx); return nil })
+	group.Go(func() error {
+		select {
+		case <-e.ready:
+		case <-ctx.Done():
+			return nil
+		}
+		e.reportLoad(ctx)
+		return nil
+	})
+	group.Go(func() error {
+		select {
+		case <-e.ready:
+		case <-ctx.Done():
+			return nil
+		}
+		for _, r := range e.all() {
+			group.Go(func() error { return r.run(ctx) })
+		}
+		if e.cfg.KVPull {
+			e.poll(ctx)
+		}
+		return nil
+	})
+	return group.Wait()
+}
+
+// all is the engine's replicas; none before the engine was seen.
+func (e *engine) all() []*replica {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.replicas
 }
 
 // err is why the engine is not in the fleet, nil when it is.
-func (s *state) err() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.why
+func (e *engine) err() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.why
 }
 
-// once reports whether a word is said for the first time.
-func (s *state) once(word string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.said[word] {
-		return false
+// announce makes the next heartbeat come now.
+func (e *engine) announce() {
+	select {
+	case e.beatMe <- struct{}{}:
+	default:
 	}
-	if s.said == nil {
-		s.said = map[string]bool{}
-	}
-	s.said[word] = true
-	return true
 }
 
-// get reads one page of the engine.
-func (b *Bridge) get(ctx context.Context, path string) ([]byte, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, b.cfg.Engine+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	response, err := b.client.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
-	if err != nil {
-		return nil, err
-	}
-	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s answers %s", path, response.Status)
-	}
-	return body, nil
-}
-
-// ask returns the model that the engine serves: the one configured, or the only
-// one it lists.
-func (b *Bridge) ask(ctx context.Context) (string, error) {
-	body, err := b.get(ctx, "/v1/models")
-	if err != nil {
-		return "", fmt.Errorf("engine %s: %w", b.cfg.Engine, err)
-	}
-	if b.cfg.Model != "" {
-		return b.cfg.Model, nil
-	}
-	var list struct {
-		Data []struct {
-			ID     string `json:"id"`
-			Parent string `json:"parent"`
-		} `json:"data"`
-	}
-	if err := json.Unmarshal(body, &list); err != nil {
-		return "", fmt.Errorf("engine %s: /v1/models: %w", b.cfg.Engine, err)
-	}
-	var models []string
-	for _, m := range list.Data {
-		if m.Parent == "" { // a LoRA adapter names its base model
-			models = append(models, m.ID)
+// attend asks the engine at every heartbeat.
+func (e *engine) attend(ctx context.Context) {
+	tick := time.NewTicker(heartbeat)
+	defer tick.Stop()
+	for {
+		e.beat(ctx)
+		select {
+		case <-tick.C:
+		case <-e.beatMe:
+		case <-ctx.Done():
+			return
 		}
 	}
-	if len(models) != 1 {
-		return "", fmt.Errorf("engine %s serves %d models %v; name one by --model", b.cfg.Engine, len(models), models)
-	}
-	return models[0], nil
 }
 
-// scrape reads the load from the engine's metrics. A figure that is missing
-// stays absent, which is not zero, and is said once.
-func (b *Bridge) scrape(ctx context.Context) (*pb.LoadReport, error) {
-	response, err := b.get(ctx, "/metrics")
+// beat asks the engine and publishes that it is there. An engine that does not
+// answer leaves the fleet.
+func (e *engine) beat(ctx context.Context) {
+	facts, err := e.client.Discover(ctx, e.cfg.Model)
+	if ctx.Err() != nil {
+		return
+	}
 	if err != nil {
-		return nil, err
+		if errors.Is(err, discovery.ErrModel) {
+			err = fmt.Errorf("%w; name one by --model", err)
+		}
+		e.absent(err)
+		return
 	}
-	return b.readLoad(response)
+	e.seen(facts)
+	for _, r := range e.all() {
+		e.put(ctx, r)
+	}
 }
 
-func (b *Bridge) readLoad(page []byte) (*pb.LoadReport, error) {
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(page))
-	if err != nil && len(families) == 0 {
-		return nil, fmt.Errorf("/metrics: %w", err)
+// absent notes that the engine does not answer, and takes it out of the fleet.
+func (e *engine) absent(err error) {
+	e.mu.Lock()
+	was := e.present
+	e.present, e.why = false, err
+	e.mu.Unlock()
+	e.bridge.metrics.up.WithLabelValues(e.cfg.Replica).Set(0)
+	if !was {
+		e.unseen(err)
+		return
 	}
-	report := new(pb.LoadReport)
-	if sum, _, ok := b.gauge(families, runningNames); ok {
-		running := uint32(sum)
-		report.Running = &running
+	slog.Warn("engine does not answer; it leaves the fleet", "engine", e.cfg.URL, "error", err)
+	for _, r := range e.all() {
+		r.engineGone()
 	}
-	if sum, _, ok := b.gauge(families, waitingNames); ok {
-		waiting := uint32(sum)
-		report.Waiting = &waiting
-	}
-	if sum, n, ok := b.gauge(families, kvUsedNames); ok {
-		used := min(max(sum/float64(n), 0), 1)
-		report.KvUsed = &used
-	}
-	if report.Running == nil && report.Waiting == nil && report.KvUsed == nil {
-		return nil, errors.New("/metrics has none of the load figures known")
-	}
-	return report, nil
+	e.leave()
 }
 
-// gauge sums the first metric that is there over its label sets, which are the
-// ranks of one engine.
-func (b *Bridge) gauge(families map[string]*dto.MetricFamily, names []string) (sum float64, n int, ok bool) {
-	for _, name := range names {
-		family, ok := families[name]
-		if !ok {
+// unseen reads the events of an engine that has not answered yet, if everything
+// needed is configured: it may publish before it serves, and what it says then
+// may not come again.
+func (e *engine) unseen(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	told := e.cfg.KVListen != "" || e.cfg.KV != EventsAuto && e.cfg.KV != eventsOff
+	if e.replicas != nil || e.cfg.Model == "" || !told {
+		return
+	}
+	slog.Warn("engine does not answer; its events are read by what is configured", "engine", e.cfg.URL, "error", err)
+	e.replicas = e.makeReplicas(discovery.Engine{Kind: discovery.OpenAI, Model: e.cfg.Model})
+	close(e.ready)
+}
+
+// seen takes what the engine says. The first time it makes the replicas.
+func (e *engine) seen(facts discovery.Engine) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	back := !e.present
+	e.facts, e.present, e.why = facts, true, nil
+	e.bridge.metrics.up.WithLabelValues(e.cfg.Replica).Set(1)
+	if !back {
+		return
+	}
+	e.started = time.Now().UnixMicro()
+	slog.Info("engine is in the fleet", "pool", e.bridge.cfg.Pool, "replica", e.cfg.Replica, "engine", e.cfg.URL,
+		"kind", facts.Kind, "version", facts.Version, "model", facts.Model, "block_tokens", facts.BlockTokens, "unknown", facts.Missing)
+	if e.replicas == nil {
+		e.replicas = e.makeReplicas(facts)
+		close(e.ready)
+		return
+	}
+	for _, r := range e.replicas {
+		r.engineBack(facts)
+	}
+}
+
+// makeReplicas makes one replica for each rank.
+func (e *engine) makeReplicas(facts discovery.Engine) []*replica {
+	ranks := e.cfg.Ranks
+	if ranks == 0 {
+		ranks = max(facts.Ranks, 1)
+	}
+	out := make([]*replica, ranks)
+	for rank := range ranks {
+		name := e.cfg.Replica
+		if ranks > 1 {
+			name = fmt.Sprintf("%s.dp%d", name, rank)
+		}
+		out[rank] = newReplica(e, name, rank, ranks > 1, e.source(facts, rank), facts)
+	}
+	return out
+}
+
+// source is where a rank's events come from.
+func (e *engine) source(facts discovery.Engine, rank int) source {
+	s := source{topic: e.cfg.Topic, listen: e.cfg.KVListen, pull: e.cfg.KVPull, replay: e.cfg.KVReplay}
+	switch e.cfg.KV {
+	case eventsOff:
+	case EventsAuto:
+		if s.listen == "" && !s.pull && facts.KVEvents.Enabled {
+			s.dial = facts.KVEvents.Endpoint
+			if s.replay == "" {
+				s.replay = facts.KVEvents.ReplayEndpoint
+			}
+			if s.topic == "" {
+				s.topic = facts.KVEvents.Topic
+			}
+		}
+	default:
+		s.dial = e.cfg.KV
+	}
+	for _, endpoint := range []*string{&s.dial, &s.listen, &s.replay} {
+		if *endpoint == "" || rank == 0 {
 			continue
 		}
-		for _, m := range family.GetMetric() {
-			switch {
-			case m.Gauge != nil:
-				sum += m.GetGauge().GetValue()
-			case m.Untyped != nil:
-				sum += m.GetUntyped().GetValue()
-			default:
-				continue
-			}
-			n++
+		at, err := zmq.AtRank(*endpoint, rank)
+		if err != nil {
+			s.err = fmt.Errorf("rank %d: %w", rank, err)
 		}
-		return sum, n, n > 0
+		*endpoint = at
 	}
-	if b.state.once(names[0]) {
-		b.metrics.missing.WithLabelValues(names[0]).Set(1)
-		slog.Warn("engine does not report a load figure; it is left out, not read as zero", "engine", b.cfg.Engine, "names", names)
+	return s
+}
+
+// put writes a replica's FLEET entry.
+func (e *engine) put(ctx context.Context, r *replica) {
+	entry := e.entry(r)
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	if err := streams.PutFleet(ctx, e.bridge.js, entry); err != nil && ctx.Err() == nil {
+		e.bridge.metrics.failures.WithLabelValues("fleet").Inc()
+		slog.Warn("heartbeat was not published", "replica", r.name, "error", err)
 	}
-	return 0, 0, false
+}
+
+// entry is what the fleet should know of a replica now.
+func (e *engine) entry(r *replica) *pb.FleetEntry {
+	status := r.status()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	epoch := status.Epoch
+	entry := &pb.FleetEntry{
+		Pool: e.bridge.cfg.Pool, Replica: r.name, Address: e.cfg.Advertise,
+		EngineKind: string(e.facts.Kind), EngineVersion: e.facts.Version, Model: e.facts.Model, Loras: e.facts.LoRAs,
+		Epoch: epoch[:], BlockTokens: uint32(e.bridge.cfg.BlockTokens), KvEvents: status.Events, KvProblem: status.Problem,
+		StartedUs: e.started, HeartbeatUs: time.Now().UnixMicro(), Clock: pb.Clock_CLOCK_WALL, Draining: e.bridge.Draining(),
+	}
+	if r.ranked {
+		rank := uint32(r.rank)
+		entry.DataParallelRank = &rank
+	}
+	for _, m := range e.client.Missing() {
+		entry.MissingLoad = append(entry.MissingLoad, m.Figure)
+	}
+	if blocks := e.capacity(); blocks > 0 {
+		entry.Capacities = []*pb.TierCapacity{{Tier: pb.Tier_TIER_GPU, Blocks: blocks}}
+	}
+	return entry
+}
+
+// capacity is the gpu tier in blocks of the pool's size, 0 when unknown.
+func (e *engine) capacity() uint64 {
+	if e.cfg.Blocks > 0 {
+		return e.cfg.Blocks
+	}
+	return e.facts.GPUBlocks * uint64(e.facts.BlockTokens) / uint64(e.bridge.cfg.BlockTokens)
+}
+
+// leave takes the engine's replicas out of the fleet. The bridge's own context
+// may be over: leaving is what is left to do.
+func (e *engine) leave() {
+	ctx, cancel := context.WithTimeout(context.Background(), publishTimeout)
+	defer cancel()
+	for _, r := range e.all() {
+		if err := streams.DeleteFleet(ctx, e.bridge.js, e.bridge.cfg.Pool, r.name); err != nil {
+			e.bridge.metrics.failures.WithLabelValues("fleet").Inc()
+			slog.Warn("replica was not taken out of the fleet; it expires", "replica", r.name, "error", err)
+		}
+	}
 }

@@ -54,14 +54,16 @@ type Batch struct {
 type Sink interface {
 	// Begin says that the engine's cache is new and empty: the next batch is its first.
 	Begin()
-	// Batch is the next batch.
-	Batch(b Batch)
+	// Batch is the next batch. It returns the time that the batch carries, 0 when it
+	// has none.
+	Batch(b Batch) (timeUS int64)
 	// Lost says that batches before the next one are gone for good.
 	Lost(reason string)
 	// Doubt says that the cache may be another than the batches told, or with an
 	// empty reason that it is not.
 	Doubt(reason string)
-	// TimeUS reads the time that a payload carries, 0 when it has none.
+	// TimeUS reads the time that a payload carries without handing it on, 0 when it
+	// has none.
 	TimeUS(payload []byte) int64
 }
 
@@ -303,10 +305,9 @@ func (f *Feed) first(ctx context.Context, b Batch) {
 // accept hands on the batch expected.
 func (f *Feed) accept(b Batch) {
 	f.prints[b.Seq%remembered] = print{seq: b.Seq, hash: xxh3.Hash(b.Payload), valid: true}
-	f.lastTime = f.sink.TimeUS(b.Payload)
 	f.next, f.fresh = b.Seq+1, false
 	f.stats.Batches++
-	f.sink.Batch(b)
+	f.lastTime = f.sink.Batch(b)
 }
 
 // take hands on a replayed batch, whether it is the one expected or a later one.

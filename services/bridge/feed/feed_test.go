@@ -64,9 +64,10 @@ func (j *journal) Begin() {
 	j.calls = append(j.calls, "begin")
 }
 
-func (j *journal) Batch(b Batch) {
+func (j *journal) Batch(b Batch) int64 {
 	j.times = append(j.times, binary.BigEndian.Uint64(b.Payload))
 	j.calls = append(j.calls, fmt.Sprint(b.Seq))
+	return j.TimeUS(b.Payload)
 }
 
 func (j *journal) Lost(reason string) {
