@@ -35,6 +35,7 @@ race: tools engine
 
 bench: build ## the promised figures, each judged by its bound, and Go benchmarks of the request path
 	bin/warmpath bench index
+	bin/warmpath bench ingest
 	$(GO) test -run '^$$' -bench . -benchmem ./routing/... ./engine/... ./tokenize/... ./streams/...
 
 soak: build engine ## long property tests and kill loops, tens of minutes

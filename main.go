@@ -25,6 +25,7 @@ import (
 	"warmpath/streams"
 	"warmpath/tools/audit"
 	"warmpath/tools/bench"
+	"warmpath/tools/doctor"
 	"warmpath/tools/index"
 	"warmpath/tools/tail"
 )
@@ -33,7 +34,7 @@ type commands struct {
 	LogLevel slog.Level `help:"Least level that is logged: debug, info, warn or error." env:"WARMPATH_LOG_LEVEL" default:"info"`
 
 	Dev        dev.Command        `cmd:"" help:"Run everything in one process tree on loopback, and replay a trace through it."`
-	Bridge     bridge.Command     `cmd:"" help:"Stand beside an engine: keep it in the fleet and publish its load."`
+	Bridge     bridge.Command     `cmd:"" help:"Stand beside engines: publish their KV events, load and presence."`
 	Router     router.Command     `cmd:"" help:"Fold a pool's KV stream into a prefix index and answer where requests go."`
 	Gateway    gateway.Command    `cmd:"" help:"Serve the OpenAI API in front of a pool; publish decisions and outcomes."`
 	Analytics  analytics.Command  `cmd:"" help:"Write a row per request into ClickHouse, effectively once."`
@@ -44,6 +45,7 @@ type commands struct {
 	Tail       tail.Command       `cmd:"" help:"Print events as JSON lines, live or from a sequence or a time."`
 	Audit      audit.Command      `cmd:"" help:"Recompute recorded decisions from the streams; exit 1 on any that differs."`
 	Index      index.Command      `cmd:"" help:"Look into prefix indexes: of snapshots, of files, folded from the stream; compare two."`
+	Doctor     doctor.Command     `cmd:"" help:"Look at a part of a deployment and say in words what is wrong with it; exit 1 when something is."`
 	Bench      bench.Command      `cmd:"" help:"Measure the promised figures, each beside its floor; exit 1 when a bound is missed."`
 }
 

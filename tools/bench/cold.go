@@ -1,22 +1,15 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
-	"net"
-	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strconv"
-	"strings"
 	"time"
 
 	"warmpath/routing/prefix"
@@ -33,8 +26,6 @@ const (
 	// coldWithin bounds one start, and the making of the stream: far above what
 	// either takes, so that a hang is an error.
 	coldWithin = 3 * time.Minute
-	// healthEvery is how often a starting router is asked whether it is ready.
-	healthEvery = 2 * time.Millisecond
 )
 
 // cold measures a router's start from a snapshot and the events after it: the real
@@ -200,51 +191,18 @@ func (h history) read(ctx context.Context, server *natsserver.Server) (float64, 
 func (h history) start(ctx context.Context, server *natsserver.Server) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, coldWithin)
 	defer cancel()
-	executable, err := os.Executable()
-	if err != nil {
-		return 0, fmt.Errorf("find this program: %w", err)
-	}
 	listen, err := freeAddress()
 	if err != nil {
 		return 0, err
 	}
-	cmd := exec.CommandContext(ctx, executable, "router", "--pool="+pool, "--name=bench", "--listen="+listen)
-	// The process ends when its standard input does, so that it never outlives this one.
-	cmd.Env = append(os.Environ(), "WARMPATH_NATS_URL="+server.URL(""), "WARMPATH_EXIT_WITH_STDIN=1")
-	var log bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &log, &log
-	stdin, err := cmd.StdinPipe()
+	began := time.Now()
+	router, err := startProcess(ctx, server.URL(""), "router", "--pool="+pool, "--name=bench", "--listen="+listen)
 	if err != nil {
 		return 0, err
 	}
-	began := time.Now()
-	if err := cmd.Start(); err != nil {
-		return 0, fmt.Errorf("start a router: %w", err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	running := true
-	stop := func() {
-		if running {
-			stdin.Close()
-			if err := <-ended; err != nil { // ctx bounds it
-				slog.Warn("the router that was measured did not stop well", "error", err)
-			}
-		}
-	}
-	defer stop()
-	for {
-		if _, err := get(ctx, listen, "/health"); err == nil {
-			break
-		}
-		select {
-		case err := <-ended:
-			running = false
-			return 0, fmt.Errorf("the router ended: %w; it said: %s", err, strings.TrimSpace(log.String()))
-		case <-ctx.Done():
-			return 0, fmt.Errorf("the router was not ready within %v", coldWithin)
-		case <-time.After(healthEvery):
-		}
+	defer router.stop()
+	if err := router.await(ctx, listen); err != nil {
+		return 0, err
 	}
 	took := time.Since(began).Seconds()
 	return took, h.check(ctx, listen)
@@ -279,32 +237,4 @@ func (h history) check(ctx context.Context, listen string) error {
 		return fmt.Errorf("the router is ready at %d with %d entries, %d replicas suspect; the stream ends at %d with %d", state.KV.Position, state.Index.Entries, state.Index.Suspects, h.last, h.entries)
 	}
 	return nil
-}
-
-// get returns the body of an answer with status 200.
-func get(ctx context.Context, address, path string) ([]byte, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
-	if err != nil {
-		return nil, err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", response.Status, strings.TrimSpace(string(body)))
-	}
-	return body, err
-}
-
-// freeAddress is a port of the loopback that is free now.
-func freeAddress() (string, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("find a free port: %w", err)
-	}
-	defer listener.Close()
-	return listener.Addr().String(), nil
 }

@@ -14,7 +14,8 @@ import (
 
 // Command is `warmpath bench`.
 type Command struct {
-	Index Index `cmd:"" help:"Measure the prefix index and a router's cold start; exit 1 when a bound is missed."`
+	Index  Index  `cmd:"" help:"Measure the prefix index and a router's cold start; exit 1 when a bound is missed."`
+	Ingest Ingest `cmd:"" help:"Measure the way of KV events from an engine's socket through a bridge and NATS into an index; exit 1 when a bound is missed."`
 }
 
 // Index is `warmpath bench index`.
@@ -68,9 +69,14 @@ func (c *Index) run(ctx context.Context, stdout io.Writer) error {
 	if c.Quick {
 		b.rounds = min(b.rounds, 2)
 	}
+	return b.run(ctx, selected)
+}
+
+// run measures the parts in order, and judges at the end.
+func (b *bench) run(ctx context.Context, selected []part) error {
 	m := thisMachine()
 	m.Rounds, m.Quick = b.rounds, b.quick
-	err = b.out.machine(m)
+	err := b.out.machine(m)
 	for _, p := range selected {
 		if err != nil {
 			break
