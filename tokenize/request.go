@@ -43,56 +43,29 @@ type Request struct {
 	User string
 	// CacheSalt keeps one tenant's blocks apart from another's.
 	CacheSalt string
+	// Template is what else of the body decides how the prompt becomes tokens.
+	Template TemplateArgs
 
-	usage usageEdit
+	places places
 }
 
-// Edit replaces body[From:To] by Insert.
-type Edit struct {
-	From, To int
-	Insert   string
-}
-
-// usageEdit is what Scan saw of stream_options, so that it can be added.
-type usageEdit struct {
-	options    span // value of stream_options
-	value      span // value of include_usage inside it
-	brace      int  // offset after the body's opening brace
-	emptyBody  bool
-	emptyInner bool
-}
-
-// span is a part of the body; empty when absent.
-type span struct{ from, to int }
-
-func (s span) present() bool { return s.to > s.from }
-
-// AskUsage returns the edit of the scanned body that makes
-// stream_options.include_usage true, and false when it is already.
-func (r *Request) AskUsage() (Edit, bool) {
-	const member = `"include_usage":true`
-	switch u := &r.usage; {
-	case r.IncludeUsage:
-		return Edit{}, false
-	case u.value.present():
-		return Edit{From: u.value.from, To: u.value.to, Insert: "true"}, true
-	case u.options.present():
-		// Null has nothing to keep; an object gets a first member more.
-		if u.options.to-u.options.from == len("null") {
-			return Edit{From: u.options.from, To: u.options.to, Insert: "{" + member + "}"}, true
-		}
-		insert := member
-		if !u.emptyInner {
-			insert += ","
-		}
-		return Edit{From: u.options.from + 1, To: u.options.from + 1, Insert: insert}, true
-	default:
-		insert := `"stream_options":{` + member + `}`
-		if !u.emptyBody {
-			insert += ","
-		}
-		return Edit{From: u.brace, To: u.brace, Insert: insert}, true
-	}
+// TemplateArgs are members that change the tokens of a prompt beside its text,
+// messages and tools, as vLLM and SGLang read them. Raw values are parts of the
+// body, nil when absent or null; switches are nil likewise, because the engines'
+// defaults differ between chat and completion.
+type TemplateArgs struct {
+	Documents json.RawMessage
+	// ChatTemplate is a template that the request brings along.
+	ChatTemplate json.RawMessage
+	// ChatTemplateKwargs are variables of the template.
+	ChatTemplateKwargs json.RawMessage
+	// ToolChoice may take the tools out of the prompt.
+	ToolChoice json.RawMessage
+	// ReasoningEffort stands in the prompt of some models.
+	ReasoningEffort      json.RawMessage
+	AddGenerationPrompt  *bool
+	ContinueFinalMessage *bool
+	AddSpecialTokens     *bool
 }
 
 // ErrSeveralPrompts is returned for a body with more than one prompt.
@@ -136,10 +109,10 @@ func (s *scanner) object() error {
 		return unexpected(body, i, "'{', the start of a request object")
 	}
 	s.maxTokens, s.maxCompletion = -1, -1
-	s.request.usage.brace = i + 1
+	s.request.places.brace = i + 1
 	i = skipSpace(body, i+1)
 	if i < len(body) && body[i] == '}' {
-		s.request.usage.emptyBody = true
+		s.request.places.emptyBody = true
 		return s.end(i + 1)
 	}
 	for {
@@ -185,6 +158,14 @@ const (
 	seenMaxCompletion
 	seenUser
 	seenSalt
+	seenDocuments
+	seenChatTemplate
+	seenTemplateArgs
+	seenToolChoice
+	seenEffort
+	seenGenerationPrompt
+	seenContinue
+	seenSpecialTokens
 )
 
 // member reads the value of one top-level member and returns the offset after it.
@@ -222,8 +203,11 @@ func (s *scanner) member(name []byte, at int) (next int, err error) {
 	case "cache_salt":
 		bit = seenSalt
 		r.CacheSalt, next, err = s.text(at)
+		r.places.salt = span{at, next}
 	default:
-		return skipValue(s.json, at, 1)
+		if bit, next, err = s.templateArg(name, at); bit == 0 {
+			return next, err
+		}
 	}
 	if err != nil {
 		return next, fmt.Errorf("%s: %w", name, err)
@@ -233,6 +217,50 @@ func (s *scanner) member(name []byte, at int) (next int, err error) {
 	}
 	s.seen |= bit
 	return next, nil
+}
+
+// templateArg is member for the members of TemplateArgs. The bit is 0 for any
+// other, which is skipped.
+func (s *scanner) templateArg(name []byte, at int) (bit uint32, next int, err error) {
+	t := &s.request.Template
+	switch string(name) {
+	case "documents":
+		bit = seenDocuments
+		t.Documents, next, err = s.raw(at)
+	case "chat_template":
+		bit = seenChatTemplate
+		t.ChatTemplate, next, err = s.raw(at)
+	case "chat_template_kwargs":
+		bit = seenTemplateArgs
+		t.ChatTemplateKwargs, next, err = s.raw(at)
+	case "tool_choice":
+		bit = seenToolChoice
+		t.ToolChoice, next, err = s.raw(at)
+	case "reasoning_effort":
+		bit = seenEffort
+		t.ReasoningEffort, next, err = s.raw(at)
+	case "add_generation_prompt":
+		bit = seenGenerationPrompt
+		t.AddGenerationPrompt, next, err = s.option(at)
+	case "continue_final_message":
+		bit = seenContinue
+		t.ContinueFinalMessage, next, err = s.option(at)
+	case "add_special_tokens":
+		bit = seenSpecialTokens
+		t.AddSpecialTokens, next, err = s.option(at)
+	default:
+		next, err = skipValue(s.json, at, 1)
+	}
+	return bit, next, err
+}
+
+// option is bool for a member whose absence means something of its own.
+func (s *scanner) option(i int) (*bool, int, error) {
+	if s.null(i) {
+		return nil, i + 4, nil
+	}
+	value, next, err := s.bool(i)
+	return &value, next, err
 }
 
 // null reports a null at i, which counts as an absent member.
@@ -303,7 +331,7 @@ func (s *scanner) raw(i int) (json.RawMessage, int, error) {
 
 // options reads stream_options.
 func (s *scanner) options(i int) (int, error) {
-	u := &s.request.usage
+	u := &s.request.places
 	next, err := skipValue(s.json, i, 1)
 	if err != nil {
 		return next, err
@@ -340,59 +368,4 @@ func (s *scanner) options(i int) (int, error) {
 		}
 	}
 	return next, nil
-}
-
-// prompt reads the prompt: ids go straight into the request's slice.
-func (s *scanner) prompt(i int) (int, error) {
-	r := s.request
-	if s.null(i) {
-		return i + 4, nil
-	}
-	if i >= len(s.json) {
-		return i, unexpected(s.json, i, "a string or an array of token ids")
-	}
-	switch s.json[i] {
-	case '"':
-		text, next, err := s.text(i)
-		r.Text, r.PromptKind = text, TextPrompt
-		return next, err
-	case '[':
-	default:
-		return i, unexpected(s.json, i, "a string or an array of token ids")
-	}
-	inner := skipSpace(s.json, i+1)
-	if inner >= len(s.json) || (s.json[inner] != '"' && s.json[inner] != '[') {
-		return s.ids(i)
-	}
-	// A list of prompts, which may have one element.
-	var next int
-	var err error
-	if s.json[inner] == '"' {
-		r.PromptKind = TextPrompt
-		r.Text, next, err = s.text(inner)
-	} else {
-		next, err = s.ids(inner)
-	}
-	if err != nil {
-		return next, err
-	}
-	if next = skipSpace(s.json, next); next < len(s.json) && s.json[next] == ',' {
-		return next, ErrSeveralPrompts
-	}
-	if next >= len(s.json) || s.json[next] != ']' {
-		return next, unexpected(s.json, next, "']' after the prompt")
-	}
-	return next + 1, nil
-}
-
-func (s *scanner) ids(i int) (int, error) {
-	r := s.request
-	r.PromptKind = IDPrompt
-	ids, n, err := AppendIDs(r.IDs, s.json[i:])
-	r.IDs = ids
-	var syntax *SyntaxError
-	if errors.As(err, &syntax) {
-		syntax.Offset += i
-	}
-	return i + n, err
 }

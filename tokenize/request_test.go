@@ -12,11 +12,6 @@ import (
 	"warmpath/tokenize"
 )
 
-// apply returns body with an edit made.
-func apply(body []byte, e tokenize.Edit) []byte {
-	return slices.Concat(body[:e.From], []byte(e.Insert), body[e.To:])
-}
-
 func TestScanRequest(t *testing.T) {
 	body := []byte(`{ "m\u006fdel" : "llama\n3", "prompt":[1, 22 ,333], "x":{"prompt":"inner","y":[null,true,-1.5e+3]},
 		"stream":true, "stream_options":{"include_usage":false,"z":1}, "max_tokens":7, "user":"u-1", "cache_salt":"t\"1", "tools":null }  `)
@@ -27,6 +22,26 @@ func TestScanRequest(t *testing.T) {
 	if r.Model != "llama\n3" || r.PromptKind != tokenize.IDPrompt || !slices.Equal(r.IDs, []uint32{9, 1, 22, 333}) ||
 		!r.Stream || r.IncludeUsage || r.MaxTokens != 7 || r.User != "u-1" || r.CacheSalt != `t"1` || r.Tools != nil {
 		t.Errorf("got %+v", r)
+	}
+}
+
+func TestScanRequestTemplateArgs(t *testing.T) {
+	r, err := tokenize.ScanRequest([]byte(`{"documents":[{"a":1}],"chat_template":"{{x}}","chat_template_kwargs":{"enable_thinking":false},
+		"tool_choice":"none","reasoning_effort":"high","add_generation_prompt":false,"continue_final_message":true,"add_special_tokens":null}`), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := r.Template
+	if string(a.Documents) != `[{"a":1}]` || string(a.ChatTemplate) != `"{{x}}"` || string(a.ChatTemplateKwargs) != `{"enable_thinking":false}` ||
+		string(a.ToolChoice) != `"none"` || string(a.ReasoningEffort) != `"high"` {
+		t.Errorf("got %+v", a)
+	}
+	if a.AddGenerationPrompt == nil || *a.AddGenerationPrompt || a.ContinueFinalMessage == nil || !*a.ContinueFinalMessage || a.AddSpecialTokens != nil {
+		t.Errorf("got %v %v %v", a.AddGenerationPrompt, a.ContinueFinalMessage, a.AddSpecialTokens)
+	}
+	none, err := tokenize.ScanRequest([]byte(`{"documents":null,"tool_choice":null}`), nil)
+	if err != nil || none.Template.Documents != nil || none.Template.ToolChoice != nil || none.Template.AddGenerationPrompt != nil {
+		t.Errorf("got %+v, %v", none.Template, err)
 	}
 }
 
@@ -74,6 +89,9 @@ func TestScanRequestRefuses(t *testing.T) {
 		{`{"max_tokens":-1}`, "max_tokens: byte 14"},
 		{`{"max_tokens":1.5}`, "max_tokens: byte 14"},
 		{`{"stream_options":7}`, "stream_options: byte 18"},
+		{`{"add_generation_prompt":1}`, "add_generation_prompt: byte 25"},
+		{`{"documents":[],"documents":[]}`, "documents: given twice"},
+		{`{"tool_choice":"auto","tool_choice":"none"}`, "tool_choice: given twice"},
 		{"{\"a\":\"\xff\"}", "UTF-8"},
 		{"{\"a\":\"\n\"}", "control character"},
 		{`{"a":"\x"}`, "valid escape"},
@@ -91,38 +109,11 @@ func TestScanRequestRefuses(t *testing.T) {
 	}
 }
 
-func TestAskUsage(t *testing.T) {
-	cases := []struct{ in, want string }{
-		{`{}`, `{"stream_options":{"include_usage":true}}`},
-		{`{"a":1}`, `{"stream_options":{"include_usage":true},"a":1}`},
-		{`{"a":1,"stream_options":null}`, `{"a":1,"stream_options":{"include_usage":true}}`},
-		{`{"stream_options":{ }}`, `{"stream_options":{"include_usage":true }}`},
-		{`{"stream_options":{"x":1}}`, `{"stream_options":{"include_usage":true,"x":1}}`},
-		{`{"stream_options":{"include_usage": false }}`, `{"stream_options":{"include_usage": true }}`},
-		{`{"stream_options":{"include_usage":null}}`, `{"stream_options":{"include_usage":true}}`},
-		{`{"stream_options":{"include_usage":true}}`, ""},
-	}
-	for _, c := range cases {
-		r, err := tokenize.ScanRequest([]byte(c.in), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		edit, needed := r.AskUsage()
-		got := ""
-		if needed {
-			got = string(apply([]byte(c.in), edit))
-		}
-		if got != c.want {
-			t.Errorf("%s: got %s, want %s", c.in, got, c.want)
-		}
-	}
-}
-
 func FuzzScanRequest(f *testing.F) {
 	for _, seed := range []string{
 		`{}`, `{"model":"m","prompt":[1,2,3],"stream":true}`, `{"prompt":"a\u00e9\n","user":"u"}`, `{"messages":[{"role":"user"}],"tools":[]}`,
 		`{"stream_options":{"include_usage":false,"a":[1]}}`, `{"a":[[],{},"\ud800",1e9,-0.5,true,false,null]}`, ` { "prompt" : [ [ 7 ] ] } `,
-		`{"cache_salt":"s","max_tokens":16.0}`, `{"pro\u006dpt":"x"}`, `{"a":1,"a":2}`, `{"stream":1}`,
+		`{"cache_salt":"s","max_tokens":16.0}`, `{"documents":[{}],"chat_template_kwargs":{"a":1},"tool_choice":"none","add_special_tokens":false}`, `{"pro\u006dpt":"x"}`, `{"a":1,"a":2}`, `{"stream":1}`,
 	} {
 		f.Add([]byte(seed))
 	}
@@ -192,12 +183,17 @@ func FuzzScanRequest(f *testing.F) {
 				t.Fatalf("%q: ids %v, want %v", body, r.IDs, flat)
 			}
 		}
+		same("documents", r.Template.Documents)
+		same("chat_template_kwargs", r.Template.ChatTemplateKwargs)
+		same("tool_choice", r.Template.ToolChoice)
+		edits := []tokenize.Edit{r.SetSalt("a\"b")}
 		if edit, needed := r.AskUsage(); needed {
-			changed := apply(body, edit)
-			again, err := tokenize.ScanRequest(changed, nil)
-			if err != nil || !again.IncludeUsage {
-				t.Fatalf("%q became %q: %v", body, changed, err)
-			}
+			edits = append(edits, edit)
+		}
+		changed := slices.Concat(tokenize.Cut(body, edits...)...)
+		again, err := tokenize.ScanRequest(changed, nil)
+		if err != nil || !again.IncludeUsage || again.CacheSalt != "a\"b" || again.Model != r.Model || again.Text != r.Text {
+			t.Fatalf("%q became %q: %v", body, changed, err)
 		}
 	})
 }

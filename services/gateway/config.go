@@ -1,14 +1,11 @@
 package gateway
 
 import (
-	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 	"time"
-
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"warmpath/streams"
 )
@@ -45,18 +42,47 @@ type Config struct {
 	// decides by itself. Default 50ms: a router answers in under 1 ms, and 50 ms
 	// is below what a lost prefix costs.
 	RouterBudget time.Duration
-	// Tokenizer is TokenizerBytes (default) or TokenizerClient.
+	// Tokenizer is TokenizerBytes (default) or TokenizerClient. Not used when
+	// Tokens is set.
 	Tokenizer string
+	// Tokens turns prompts into tokens, if Tokenizer is not to do it.
+	Tokens TokenSource
 	// Clock is ClockWall (default) or ClockModel.
 	Clock string
-	// LoRAs are adapter names that requests may give as their model.
+	// LoRAs are adapter names that requests may give as their model, beside those
+	// that FLEET lists.
 	LoRAs []string
+	// Keys is a file of API keys (package apikey), read again when it changes.
+	// Empty: everyone may use the gateway.
+	Keys string
+	// TLSCert and TLSKey are PEM files with the server's certificate and its key,
+	// read again when they change. Empty: HTTP without TLS.
+	TLSCert, TLSKey string
+	// EngineKey is what engines are shown as their API key; empty for none.
+	EngineKey string
+	// ForwardAuthorization shows engines the client's key. Not with EngineKey.
+	ForwardAuthorization bool
+	// OTLPEndpoint is the base URL of an OpenTelemetry collector (OTLP over HTTP).
+	// Empty: what OTEL_EXPORTER_OTLP_ENDPOINT names, or no spans.
+	OTLPEndpoint string
 	// MaxBody bounds a request body in bytes. Default 64 MiB: 900,000 ids take 7.
 	MaxBody int64
 	// MaxBodies bounds the bytes of all bodies held at once. Default 1 GiB.
 	MaxBodies int64
 	// MaxConcurrent bounds the requests in flight. Default 4096.
 	MaxConcurrent int
+	// Queue bounds the requests that wait for a place among those. Default 1024, a
+	// quarter of them; negative for none.
+	Queue int
+	// QueueTimeout bounds how long they wait. Default 10s: a client has waited for
+	// a slow first token as long, and beyond that another gateway may do better.
+	QueueTimeout time.Duration
+	// FailuresToSkip is after how many failures in a row a replica is skipped.
+	// Default 3: one is an accident, and each costs a request a retry.
+	FailuresToSkip int
+	// SkipFor is for how long at first; each further failure doubles it, up to a
+	// minute. Default 1s.
+	SkipFor time.Duration
 	// MaxAttempts bounds the replicas that one request tries. Default 3.
 	MaxAttempts int
 	// DialTimeout bounds connecting to a replica. Default 2s.
@@ -81,6 +107,10 @@ func (c Config) withDefaults() (Config, error) {
 	setDefault(&c.MaxBody, 64<<20)
 	setDefault(&c.MaxBodies, 1<<30)
 	setDefault(&c.MaxConcurrent, 4096)
+	setDefault(&c.Queue, 1024)
+	setDefault(&c.QueueTimeout, 10*time.Second)
+	setDefault(&c.FailuresToSkip, 3)
+	setDefault(&c.SkipFor, time.Second)
 	setDefault(&c.MaxAttempts, 3)
 	setDefault(&c.DialTimeout, 2*time.Second)
 	setDefault(&c.ModelTimeout, 10*time.Minute)
@@ -93,7 +123,13 @@ func (c Config) withDefaults() (Config, error) {
 		return c, fmt.Errorf("name: %w; choose another --name", err)
 	}
 	if c.Tokenizer != TokenizerBytes && c.Tokenizer != TokenizerClient {
-		return c, fmt.Errorf("tokenizer %q is not known; --tokenizer takes bytes or client", c.Tokenizer)
+		return c, unknownTokenizer(c.Tokenizer)
+	}
+	if (c.TLSCert == "") != (c.TLSKey == "") {
+		return c, errors.New("a certificate needs its key; give both --tls-cert and --tls-key, or neither")
+	}
+	if c.EngineKey != "" && c.ForwardAuthorization {
+		return c, errors.New("engines cannot be shown two keys; leave WARMPATH_ENGINE_KEY or --forward-authorization out")
 	}
 	if c.Clock != ClockWall && c.Clock != ClockModel {
 		return c, fmt.Errorf("clock %q is not known; --clock takes wall or model", c.Clock)
@@ -103,7 +139,8 @@ func (c Config) withDefaults() (Config, error) {
 		value int64
 	}{
 		{"router-budget", int64(c.RouterBudget)}, {"max-body", c.MaxBody}, {"max-bodies", c.MaxBodies},
-		{"max-concurrent", int64(c.MaxConcurrent)}, {"max-attempts", int64(c.MaxAttempts)},
+		{"max-concurrent", int64(c.MaxConcurrent)}, {"queue-timeout", int64(c.QueueTimeout)},
+		{"failures-to-skip", int64(c.FailuresToSkip)}, {"skip-for", int64(c.SkipFor)}, {"max-attempts", int64(c.MaxAttempts)},
 		{"dial-timeout", int64(c.DialTimeout)}, {"model-timeout", int64(c.ModelTimeout)},
 		{"idle-timeout", int64(c.IdleTimeout)}, {"drain-timeout", int64(c.DrainTimeout)},
 	} {
@@ -134,49 +171,4 @@ func defaultName() string {
 		return '-'
 	}, host)
 	return fmt.Sprintf("gateway-%.60s-%d", clean, os.Getpid())
-}
-
-// Command is the gateway command of the command line.
-type Command struct {
-	streams.Connection
-
-	Pool          string        `required:"" env:"WARMPATH_POOL" help:"Pool of replicas that serves the requests."`
-	Name          string        `env:"WARMPATH_NAME" help:"Name of this gateway in events and subjects, unique in the pool. Default: gateway-<host>-<process id>."`
-	Listen        string        `help:"Address of the OpenAI API, /health and /metrics." default:"127.0.0.1:7000"`
-	RouterBudget  time.Duration `help:"How long a request waits for the router before the gateway decides by itself, in HRW order by prefix." default:"50ms"`
-	Tokenizer     string        `help:"How prompts become tokens, the same as in the engines: bytes (simulated engines), client (the prompt is an array of token ids)." enum:"bytes,client" default:"bytes"`
-	Clock         string        `help:"What times outcomes: wall (measured here), model (the warmpath_timing of simulated engines)." enum:"wall,model" default:"wall"`
-	LoRA          []string      `name:"lora" help:"LoRA adapter that requests may name as their model; repeat for several."`
-	MaxBody       int64         `help:"Largest request body in bytes." default:"67108864"`
-	MaxBodies     int64         `help:"Most bytes of request bodies held at once; above it, requests get 503." default:"1073741824"`
-	MaxConcurrent int           `help:"Most requests in flight; above it, requests get 503." default:"4096"`
-	MaxAttempts   int           `help:"Most replicas that one request tries before its first byte." default:"3"`
-	DialTimeout   time.Duration `help:"Longest time to connect to a replica." default:"2s"`
-	ModelTimeout  time.Duration `help:"Longest wait for the first byte of an answer; without streaming that is the whole generation." default:"10m"`
-	IdleTimeout   time.Duration `help:"Longest silence inside an answer." default:"2m"`
-	DrainTimeout  time.Duration `help:"Longest time that requests in flight may take after a stop." default:"5m"`
-}
-
-// Run serves until ctx ends, then lets requests in flight finish.
-func (c *Command) Run(ctx context.Context) error {
-	name := c.Name
-	if name == "" {
-		name = defaultName()
-	}
-	nc, js, err := c.Connect("warmpath gateway " + name)
-	if err != nil {
-		return err
-	}
-	defer nc.Close()
-	reg := prometheus.NewRegistry()
-	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	gateway, err := New(Config{
-		Pool: c.Pool, Name: name, Listen: c.Listen, RouterBudget: c.RouterBudget, Tokenizer: c.Tokenizer, Clock: c.Clock,
-		LoRAs: c.LoRA, MaxBody: c.MaxBody, MaxBodies: c.MaxBodies, MaxConcurrent: c.MaxConcurrent, MaxAttempts: c.MaxAttempts,
-		DialTimeout: c.DialTimeout, ModelTimeout: c.ModelTimeout, IdleTimeout: c.IdleTimeout, DrainTimeout: c.DrainTimeout,
-	}, nc, js, reg)
-	if err != nil {
-		return err
-	}
-	return gateway.Run(ctx)
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/zeebo/xxh3"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
 
 	"warmpath/routing/policy"
@@ -27,60 +29,90 @@ const (
 	kindFinished = "finished"
 )
 
+// target is where an attempt goes.
+type target struct {
+	address string
+	rank    *uint32 // data-parallel rank to name; nil for none
+}
+
 // decide finds the replica of one attempt: from the router, or when that is not
-// heard, by itself. The error is policy.ErrNoReplica when there is none.
-func (g *Gateway) decide(ctx context.Context, rq *request, attempt uint32, exclude []string) (*pb.Decided, string, error) {
+// heard, by itself. Those that failed are not tried again, and those that fail
+// others are not while another is left. The error is policy.ErrNoReplica when
+// there is none.
+func (g *Gateway) decide(ctx context.Context, rq *request, attempt uint32, failed []string) (*pb.Decided, target, error) {
+	ctx, span := g.tracer.start(ctx, spanRoute, trace.SpanKindClient)
+	defer span.End()
 	start := time.Now()
-	d, address, cause := g.askRouter(ctx, rq, attempt, exclude)
-	var err error
-	if cause != "" {
-		if ctx.Err() != nil {
-			return nil, "", ctx.Err()
-		}
-		d, address, err = g.fallback(rq, attempt, exclude, cause)
+	exclude := g.view.unfit(rq.lora, failed, g.health.skipped(start))
+	d, to, err := g.decideAmong(ctx, rq, attempt, exclude)
+	if errors.Is(err, policy.ErrNoReplica) && len(exclude) > len(failed) {
+		d, to, err = g.decideAmong(ctx, rq, attempt, failed) // a bad replica is better than none
 	}
 	wait := time.Since(start)
 	g.metrics.routeWait.Observe(wait.Seconds())
 	if err != nil {
-		return nil, "", err
+		fail(span, "no decision")
+		return nil, target{}, err
 	}
 	d.WaitUs = uint64(wait.Microseconds())
-	return d, address, nil
+	d.TokenSource = rq.source
+	if span.IsRecording() {
+		span.SetAttributes(attribute.String("warmpath.replica", d.Chosen), attribute.Int64("warmpath.predicted_cached_tokens", int64(d.PredictedCachedTokens)),
+			attribute.Int("warmpath.attempt", int(attempt)), attribute.String("warmpath.reason", d.Reason.String()), attribute.String("warmpath.fallback_cause", d.FallbackCause))
+	}
+	return d, to, nil
+}
+
+func (g *Gateway) decideAmong(ctx context.Context, rq *request, attempt uint32, exclude []string) (*pb.Decided, target, error) {
+	d, to, cause := g.askRouter(ctx, rq, attempt, exclude)
+	if cause == "" {
+		return d, to, nil
+	}
+	if ctx.Err() != nil {
+		return nil, target{}, ctx.Err()
+	}
+	return g.fallback(rq, attempt, exclude, cause)
 }
 
 // askRouter returns the router's decision, or why there is none.
-func (g *Gateway) askRouter(ctx context.Context, rq *request, attempt uint32, exclude []string) (*pb.Decided, string, string) {
-	if !rq.keyed {
-		return nil, "", causeNoTokenIDs
-	}
+func (g *Gateway) askRouter(ctx context.Context, rq *request, attempt uint32, exclude []string) (*pb.Decided, target, string) {
 	answer, cause := g.router.ask(ctx, &pb.RouteRequest{
 		Pool: g.cfg.Pool, Gateway: g.cfg.Name, RequestId: rq.id, Attempt: attempt,
-		Model: rq.model, Lora: rq.lora, Keys: rq.keys, PromptTokens: rq.promptTokens,
+		Model: rq.model, Lora: rq.lora, Salt: rq.salt, Keys: rq.keys, PromptTokens: rq.promptTokens,
 		SessionId: rq.session, Exclude: exclude,
 	})
 	if cause != "" {
-		return nil, "", cause
+		return nil, target{}, cause
 	}
 	d := answer.Decision
 	if d == nil {
-		return nil, "", g.refused(rq, answer)
+		return nil, target{}, g.refused(rq, answer)
 	}
 	if d.RequestId != rq.id || d.Attempt != attempt || d.Chosen == "" || slices.Contains(exclude, d.Chosen) {
 		g.log.Error("the router's answer does not fit the request", "request", rq.id, "attempt", attempt, "decider", d.Decider, "chosen", d.Chosen)
-		return nil, "", causeBadAnswer
+		return nil, target{}, causeBadAnswer
 	}
 	d.Pool, d.Gateway = g.cfg.Pool, g.cfg.Name
 	if len(d.Keys) == 0 {
 		d.Keys = rq.keys
 	}
-	address := answer.Address
-	if address == "" {
-		address = g.view.address(d.Chosen)
+	entry := g.view.entry(d.Chosen)
+	to := target{address: answer.Address}
+	if to.address == "" {
+		to.address = entry.GetAddress()
 	}
-	if address == "" {
-		return nil, "", causeBadAnswer
+	if to.address == "" {
+		return nil, target{}, causeBadAnswer
 	}
-	return d, address, ""
+	rank, ok, err := rankOf(d.Chosen, entry, answer.DataParallelRank)
+	if err != nil {
+		g.log.Error("the router's answer cannot be used", "request", rq.id, "error", err)
+		return nil, target{}, causeBadAnswer
+	}
+	if ok {
+		to.rank = &rank
+	}
+	return d, to, ""
 }
 
 // refused turns a router's error into a cause.
@@ -100,7 +132,7 @@ func (g *Gateway) refused(rq *request, answer *pb.RouteResponse) string {
 }
 
 // fallback decides without the router.
-func (g *Gateway) fallback(rq *request, attempt uint32, exclude []string, cause string) (*pb.Decided, string, error) {
+func (g *Gateway) fallback(rq *request, attempt uint32, exclude []string, cause string) (*pb.Decided, target, error) {
 	start := time.Now()
 	d := &pb.Decided{
 		Pool: g.cfg.Pool, Gateway: g.cfg.Name, RequestId: rq.id, Attempt: attempt,
@@ -111,13 +143,22 @@ func (g *Gateway) fallback(rq *request, attempt uint32, exclude []string, cause 
 	g.view.candidates(d, exclude)
 	if err := policy.Fallback(d, cause); err != nil {
 		if errors.Is(err, policy.ErrNoReplica) {
-			return nil, "", err
+			return nil, target{}, err
 		}
-		return nil, "", fmt.Errorf("decide without the router (%s): %w", cause, err)
+		return nil, target{}, fmt.Errorf("decide without the router (%s): %w", cause, err)
 	}
 	d.DecideUs = uint64(time.Since(start).Microseconds())
 	g.metrics.fallbacks.WithLabelValues(cause).Inc()
-	return d, g.view.address(d.Chosen), nil
+	entry := g.view.entry(d.Chosen)
+	rank, ok, err := rankOf(d.Chosen, entry, nil)
+	if err != nil {
+		return nil, target{}, fmt.Errorf("decide without the router (%s): %w", cause, err)
+	}
+	to := target{address: entry.GetAddress()}
+	if ok {
+		to.rank = &rank
+	}
+	return d, to, nil
 }
 
 // publishable cuts the keys of a prompt that is too long for one message. The
@@ -137,21 +178,22 @@ func seed(requestID string, attempt uint32) uint64 {
 
 // publish hands an event to the publisher. It never fails a request: an event
 // that the publisher has no room for is counted and logged as lost.
-func (g *Gateway) publish(ctx context.Context, requestID string, attempt uint32, kind string, event proto.Message) {
-	message, err := streams.NewMessage(streams.RouteSubject(g.cfg.Pool, g.cfg.Name), streams.RouteID(requestID, attempt, kind), event)
+func (g *Gateway) publish(ctx context.Context, rq *request, attempt uint32, kind string, event proto.Message) {
+	message, err := streams.NewMessage(streams.RouteSubject(g.cfg.Pool, g.cfg.Name), streams.RouteID(rq.message, attempt, kind), event)
 	if err == nil {
 		wait := publishWait
 		if g.blocked.Load() {
 			wait = time.Millisecond // others have waited already
 		}
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(detached(ctx), wait)
+		// What must be recorded outlives the client.
+		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), wait)
 		defer cancel()
 		err = g.publisher.Publish(ctx, message)
 		g.blocked.Store(err != nil)
 	}
 	if err != nil {
 		g.metrics.lost.WithLabelValues(kind).Inc()
-		g.log.Error("an event could not be published and is lost", "request", requestID, "kind", kind, "error", err)
+		g.log.Error("an event could not be published and is lost", "request", rq.id, "kind", kind, "error", err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"time"
 )
 
 // apiError is an answer in the shape of the OpenAI API's errors.
@@ -15,26 +16,27 @@ type apiError struct {
 	code    string
 	param   string
 	message string
-	// retryAfter is in seconds; 0 for none.
-	retryAfter int
+	// retryAfter is when to try again; 0 for not at all.
+	retryAfter time.Duration
+	// reason is how metrics name the rejection.
+	reason string
 }
 
 func (e *apiError) Error() string { return e.message }
 
 // refuse is a fault of the request: the message names the field and the remedy.
 func refuse(param string, err error) *apiError {
-	return &apiError{status: http.StatusBadRequest, kind: "invalid_request_error", code: "invalid_request", param: param, message: err.Error()}
+	return &apiError{
+		status: http.StatusBadRequest, kind: "invalid_request_error", code: "invalid_request", param: param,
+		message: err.Error(), reason: rejectedInvalid,
+	}
 }
 
 func tooLarge(limit int64) *apiError {
 	return &apiError{
-		status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", code: "body_too_large",
+		status: http.StatusRequestEntityTooLarge, kind: "invalid_request_error", code: "body_too_large", reason: rejectedInvalid,
 		message: fmt.Sprintf("the request body is larger than %d bytes; send less, or raise the gateway's --max-body", limit),
 	}
-}
-
-func overloaded(message string) *apiError {
-	return &apiError{status: http.StatusServiceUnavailable, kind: "overloaded_error", code: "overloaded", message: message, retryAfter: 1}
 }
 
 func (e *apiError) write(w http.ResponseWriter) {
@@ -55,8 +57,13 @@ func (e *apiError) write(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(text)))
+	if e.status == http.StatusUnauthorized {
+		h.Set("WWW-Authenticate", "Bearer")
+	}
 	if e.retryAfter > 0 {
-		h.Set("Retry-After", strconv.Itoa(e.retryAfter))
+		// Whole seconds for everyone; the second one is finer, for OpenAI's clients.
+		h.Set("Retry-After", strconv.FormatInt(int64((e.retryAfter+time.Second-1)/time.Second), 10))
+		h.Set("Retry-After-Ms", strconv.FormatInt(max(1, e.retryAfter.Milliseconds()), 10))
 	}
 	w.WriteHeader(e.status)
 	_, _ = w.Write(text) // the client may be gone

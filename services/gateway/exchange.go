@@ -8,66 +8,23 @@ import (
 	"strconv"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
+
 	"warmpath/routing/policy"
 	pb "warmpath/schemas/warmpathv1"
 )
 
-// Response headers that say what was decided.
+// Response headers that say what was decided. The last one comes as a trailer
+// after a stream, because only its end tells it.
 const (
 	headerReplica   = "X-Warmpath-Replica"
 	headerRequestID = "X-Warmpath-Request-Id"
 	headerPredicted = "X-Warmpath-Predicted-Cached-Tokens"
 	headerDecision  = "X-Warmpath-Decision-Us"
 	headerAttempt   = "X-Warmpath-Attempt"
+	headerCached    = "X-Warmpath-Cached-Tokens"
 )
-
-// bodyTimeout bounds how long a client may take to send a body: a slow one holds
-// a slot and memory.
-const bodyTimeout = time.Minute
-
-// serve handles a completions or chat request.
-func (g *Gateway) serve(w http.ResponseWriter, r *http.Request) {
-	start := time.Now()
-	g.active.Add(1)
-	defer g.active.Add(-1)
-	id := g.requestID(r.Header, start)
-	w.Header().Set(headerRequestID, id)
-	select {
-	case g.slots <- struct{}{}:
-	default:
-		g.overload(w, fmt.Sprintf("the gateway serves %d requests already; try again, or raise --max-concurrent", g.cfg.MaxConcurrent))
-		return
-	}
-	defer func() { <-g.slots }()
-	g.metrics.inFlight.Inc()
-	defer g.metrics.inFlight.Dec()
-	reserved := g.bodyReservation(r)
-	if !g.reserve(reserved) {
-		g.overload(w, fmt.Sprintf("request bodies in flight take %d bytes already; try again, or raise --max-bodies", g.cfg.MaxBodies))
-		return
-	}
-	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(start.Add(bodyTimeout)) // not every reader has one
-	rq, failure := g.read(w, r, start, id)
-	_ = control.SetReadDeadline(time.Time{}) // else the wait for the client's leaving would end by it
-	if rq != nil {
-		g.bodies.Add(int64(len(rq.body)) - reserved)
-		reserved = int64(len(rq.body))
-	}
-	defer func() { g.bodies.Add(-reserved) }()
-	if failure != nil {
-		g.metrics.requests.WithLabelValues("refused").Inc()
-		failure.write(w)
-		return
-	}
-	x := &exchange{g: g, rq: rq, w: w, control: control, ctx: r.Context()}
-	x.run()
-}
-
-func (g *Gateway) overload(w http.ResponseWriter, message string) {
-	g.metrics.requests.WithLabelValues("overloaded").Inc()
-	overloaded(message).write(w)
-}
 
 // exchange is one request from its first decision to its outcome. It belongs to
 // the goroutine that serves the request.
@@ -77,18 +34,26 @@ type exchange struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
 	ctx     context.Context // ends when the client leaves
+	span    trace.Span      // of the whole request
 
 	decided    *pb.Decided // of the current attempt; nil before the first
+	handed     *handover   // of the current attempt
 	answer     answer
 	httpStatus int // what the engine answered; 0 before it did
 	recorded   bool
+	// blame is set when the replica broke an answer that it had begun.
+	blame bool
 }
 
 // failure is why an attempt brought no answer, before its first byte.
 type failure struct {
-	kind  string
-	retry bool
-	// The engine's own answer, when it gave one.
+	kind string
+	// retry is set when another replica may do better, blame when the replica's
+	// health counts it.
+	retry, blame bool
+	// advice replaces what the client is told by default.
+	advice string
+	// The engine's own answer, when it gave one to pass on.
 	status int
 	header http.Header
 	body   []byte
@@ -103,7 +68,7 @@ func (x *exchange) run() {
 	var failed *failure
 	var exclude []string
 	for attempt := uint32(0); ; attempt++ {
-		d, address, err := x.g.decide(x.ctx, x.rq, attempt, exclude)
+		d, to, err := x.g.decide(x.ctx, x.rq, attempt, exclude)
 		switch {
 		case err != nil && x.ctx.Err() != nil:
 			x.left()
@@ -117,8 +82,8 @@ func (x *exchange) run() {
 		}
 		x.decided = d
 		x.g.view.decided(d, d.DecidedAtUs)
-		x.g.publish(x.ctx, d.RequestId, d.Attempt, kindDecided, d)
-		failed = x.try(address)
+		x.g.publish(x.ctx, x.rq, d.Attempt, kindDecided, d)
+		failed = x.attempt(to)
 		if failed == nil {
 			return
 		}
@@ -135,6 +100,44 @@ func (x *exchange) run() {
 	}
 }
 
+// attempt tries the chosen replica, and remembers how it fared.
+func (x *exchange) attempt(to target) *failure {
+	name := x.decided.Chosen
+	ctx, span := x.g.tracer.start(x.ctx, spanUpstream, trace.SpanKindClient)
+	defer span.End()
+	if span.IsRecording() {
+		span.SetAttributes(attribute.String("warmpath.replica", name), attribute.Int("warmpath.attempt", int(x.decided.Attempt)),
+			attribute.String("server.address", to.address))
+	}
+	x.g.health.tried(name)
+	x.blame = false
+	defer x.judge(name)
+	failed := x.try(ctx, to)
+	x.blame = x.blame || failed != nil && failed.blame
+	if failed != nil {
+		fail(span, failed.kind)
+	}
+	if span.IsRecording() {
+		span.SetAttributes(attribute.Int("http.response.status_code", x.httpStatus))
+		if x.answer.cachedTokens != nil {
+			span.SetAttributes(attribute.Int64("warmpath.cached_tokens", int64(*x.answer.cachedTokens)))
+		}
+	}
+	return failed
+}
+
+// judge tells the replica's health how an attempt went.
+func (x *exchange) judge(name string) {
+	switch {
+	case x.ctx.Err() != nil:
+		x.g.health.left(name)
+	case x.blame:
+		x.g.health.missed(name, time.Now())
+	default:
+		x.g.health.answered(name)
+	}
+}
+
 // move records that the current attempt is given up for the next one.
 func (x *exchange) move(cause string) {
 	d := x.decided
@@ -144,7 +147,7 @@ func (x *exchange) move(cause string) {
 	}
 	x.g.view.moved(m)
 	x.g.metrics.moved.WithLabelValues(cause).Inc()
-	x.g.publish(x.ctx, m.RequestId, m.Attempt, kindMoved, m)
+	x.g.publish(x.ctx, x.rq, m.Attempt, kindMoved, m)
 }
 
 // left records a request that nobody waits for any more.
@@ -167,7 +170,7 @@ func (x *exchange) noReplica(failed *failure, err error) {
 	}
 	x.finish(pb.Status_STATUS_NO_REPLICA, "no_replica")
 	(&apiError{
-		status: http.StatusServiceUnavailable, kind: "overloaded_error", code: "no_replica", retryAfter: 1,
+		status: http.StatusServiceUnavailable, kind: "overloaded_error", code: "no_replica", retryAfter: time.Second,
 		message: fmt.Sprintf("no replica of pool %s can take the request; start one, or see GET /v1/models for what is served", x.g.cfg.Pool),
 	}).write(x.w)
 }
@@ -183,28 +186,30 @@ func (x *exchange) fail(failed *failure) {
 		return
 	}
 	x.finish(pb.Status_STATUS_UPSTREAM_ERROR, failed.kind)
-	x.headers()
 	if failed.status != 0 {
 		copyHeader(x.w.Header(), failed.header)
+		x.headers()                        // the engine's names of the request are not the client's
 		x.w.Header().Del("Content-Length") // the body may have been cut
 		x.w.WriteHeader(failed.status)
 		_, _ = x.w.Write(failed.body) // the client may be gone
 		return
 	}
+	x.headers()
 	status := http.StatusBadGateway
 	if failed.kind == kindTimeout {
 		status = http.StatusGatewayTimeout
 	}
-	(&apiError{
-		status: status, kind: "upstream_error", code: failed.kind,
-		message: fmt.Sprintf("replica %s gave no answer (%s), after %d attempts; try again, and look at the engine's log", x.decided.Chosen, failed.kind, x.decided.Attempt+1),
-	}).write(x.w)
+	message := failed.advice
+	if message == "" {
+		message = fmt.Sprintf("replica %s gave no answer (%s), after %d attempts; try again, and look at the engine's log", x.decided.Chosen, failed.kind, x.decided.Attempt+1)
+	}
+	(&apiError{status: status, kind: "upstream_error", code: failed.kind, message: message}).write(x.w)
 }
 
 // headers puts what was decided on the response.
 func (x *exchange) headers() {
 	h := x.w.Header()
-	h.Set(headerRequestID, x.rq.id)
+	x.rq.name(h)
 	if d := x.decided; d != nil {
 		h.Set(headerReplica, d.Chosen)
 		h.Set(headerPredicted, strconv.FormatUint(d.PredictedCachedTokens, 10))

@@ -14,8 +14,16 @@ func (x *exchange) finish(status pb.Status, kind string) {
 	x.recorded = true
 	f := x.outcome(status, kind, time.Now())
 	x.g.view.finished(f)
-	x.g.publish(x.ctx, f.RequestId, f.Attempt, kindFinished, f)
+	x.g.publish(x.ctx, x.rq, f.Attempt, kindFinished, f)
 	x.measure(f)
+	if c := x.rq.client; c != nil {
+		// The prompt's tokens were taken when they were known; an engine may count more.
+		more := f.GetPromptTokens() - min(f.GetPromptTokens(), x.rq.promptTokens)
+		c.Use(f.GetCompletionTokens()+more, time.Now())
+	}
+	if status != pb.Status_STATUS_OK {
+		fail(x.span, kind)
+	}
 }
 
 // outcome puts together what is known.
@@ -40,8 +48,16 @@ func (x *exchange) outcome(status pb.Status, kind string, now time.Time) *pb.Fin
 		}
 		return f
 	}
+	f.GatewayQueueUs = new(micros(x.rq.queued))
+	handed := x.handed.at()
+	if !handed.IsZero() {
+		f.DispatchUs = new(micros(handed.Sub(x.rq.start)))
+	}
 	if !a.firstAt.IsZero() {
 		f.TtftUs = new(micros(a.firstAt.Sub(x.rq.start)))
+		if !handed.IsZero() {
+			f.EngineUs = new(*f.TtftUs - min(*f.TtftUs, *f.DispatchUs)) // the parts add up
+		}
 	}
 	if n := f.GetCompletionTokens(); n >= 2 && a.lastAt.After(a.firstAt) {
 		f.TpotUs = new(micros(a.lastAt.Sub(a.firstAt)) / (n - 1))
@@ -62,7 +78,12 @@ var statusNames = map[pb.Status]string{
 // measure puts an outcome into the metrics.
 func (x *exchange) measure(f *pb.Finished) {
 	m := x.g.metrics
-	m.requests.WithLabelValues(statusNames[f.Status]).Inc()
+	status := statusNames[f.Status]
+	if f.ErrorKind == kindClient {
+		status = "client_error"
+	}
+	m.requests.WithLabelValues(status).Inc()
+	m.ofKey(x.rq.client, status)
 	cache := "unknown"
 	switch {
 	case f.CachedTokens == nil || f.PromptTokens == nil:

@@ -50,7 +50,12 @@ func errorText(err error) string {
 
 // followFleet keeps the view's fleet.
 func (g *Gateway) followFleet(ctx context.Context) error {
-	return streams.WatchFleet(ctx, g.js, g.cfg.Pool, g.view.changed)
+	return streams.WatchFleet(ctx, g.js, g.cfg.Pool, func(entry *pb.FleetEntry, name string) {
+		if before := g.view.entry(name); before.GetStartedUs() != entry.GetStartedUs() || before.GetAddress() != entry.GetAddress() {
+			g.health.answered(name) // another process than the one that failed
+		}
+		g.view.changed(entry, name)
+	})
 }
 
 // followLoad keeps the engines' load reports.
@@ -90,6 +95,9 @@ func (g *Gateway) followLive(ctx context.Context) error {
 func (g *Gateway) foreign(message any, nowUS int64) {
 	switch m := message.(type) {
 	case *pb.Decided:
+		if !isMade(m.RequestId) {
+			g.recent.add(m.RequestId, time.Now()) // those of this gateway's earlier lives, too
+		}
 		if m.Pool == g.cfg.Pool && m.Gateway != g.cfg.Name {
 			g.view.decided(m, nowUS)
 		}

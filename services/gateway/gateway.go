@@ -5,15 +5,24 @@
 // before its first byte, and exactly one Finished, before the client sees the
 // end. When the router is not heard in its budget, the gateway decides by
 // itself and says so.
+//
+// A request passes, in this order: its key (authorize.go) and the key's limits,
+// a place among those served (admission.go), its body and tokens (request.go,
+// tokens.go), and then for each attempt the decision (decide.go) and the engine
+// (dispatch.go, upstream.go), with what is known of the replicas' health
+// (health.go).
 package gateway
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -22,7 +31,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
-	"warmpath/services/httpserver"
+	"warmpath/services/gateway/apikey"
 	"warmpath/streams"
 )
 
@@ -51,11 +60,18 @@ type Gateway struct {
 	router    *routerClient
 	upstream  *http.Transport
 
-	recent   recentIDs
-	slots    chan struct{}
-	bodies   atomic.Int64
-	active   atomic.Int64 // requests whose handler runs
-	draining atomic.Bool
+	certificate *certificate  // nil without TLS
+	keys        *apikey.Store // nil when everyone may use the gateway
+	source      TokenSource
+	tracer      *tracer // nil when no spans are exported
+	health      *health
+	admission   *admission
+	life        string // differs between the lives of all gateways
+	serial      atomic.Uint64
+	recent      recentIDs
+	bodies      atomic.Int64
+	active      atomic.Int64 // requests whose handler runs
+	draining    atomic.Bool
 }
 
 // New checks the configuration and opens the listener; nothing is served before
@@ -71,13 +87,29 @@ func New(cfg Config, nc *nats.Conn, js jetstream.JetStream, reg *prometheus.Regi
 	}
 	g := &Gateway{
 		cfg: cfg, nc: nc, js: js,
-		log:      slog.Default().With("service", "gateway", "name", cfg.Name),
-		view:     newView(func() int64 { return time.Now().UnixMicro() }),
-		upstream: newTransport(cfg),
-		slots:    make(chan struct{}, cfg.MaxConcurrent),
+		log:       slog.Default().With("service", "gateway", "name", cfg.Name),
+		view:      newView(func() int64 { return time.Now().UnixMicro() }),
+		upstream:  newTransport(cfg),
+		source:    sourceFor(cfg),
+		admission: newAdmission(cfg),
+		life:      strings.ToLower(rand.Text()[:8]) + "-",
 	}
+	if cfg.Keys != "" {
+		if g.keys, err = apikey.Open(cfg.Keys); err != nil {
+			return nil, err
+		}
+	}
+	if cfg.TLSCert != "" {
+		if g.certificate, err = loadCertificate(cfg.TLSCert, cfg.TLSKey); err != nil {
+			return nil, err
+		}
+	}
+	if g.tracer, err = newTracer(cfg); err != nil {
+		return nil, err
+	}
+	g.health = newHealth(cfg, g.healthChanged)
 	g.publisher = streams.NewPublisher(js, streams.PublisherConfig{Name: cfg.Name, OnGap: g.gap})
-	g.metrics = newMetrics(reg, g.publisher.Stats, func() float64 { return float64(len(g.view.Live())) })
+	g.metrics = newMetrics(reg, g)
 	g.router = newRouterClient(nc, cfg.Pool, cfg.RouterBudget, g.circuitChanged)
 	g.handler = g.routes(reg)
 	if g.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
@@ -87,7 +119,12 @@ func New(cfg Config, nc *nats.Conn, js jetstream.JetStream, reg *prometheus.Regi
 }
 
 // Address is the base URL of the API.
-func (g *Gateway) Address() string { return "http://" + g.listener.Addr().String() }
+func (g *Gateway) Address() string {
+	if g.certificate != nil {
+		return "https://" + g.listener.Addr().String()
+	}
+	return "http://" + g.listener.Addr().String()
+}
 
 // InFlight is how many requests a replica has from all gateways of the pool, as
 // far as this one knows.
@@ -100,7 +137,9 @@ func (g *Gateway) Close() error {
 	}
 	g.router.close()
 	g.upstream.CloseIdleConnections()
-	return g.publisher.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
+	defer cancel()
+	return errors.Join(g.publisher.Close(), g.tracer.close(ctx))
 }
 
 // Run serves until ctx ends. Then it takes no new requests, lets those in flight
@@ -110,9 +149,13 @@ func (g *Gateway) Run(ctx context.Context) error {
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	var group errgroup.Group
-	for what, follow := range map[string]func(context.Context) error{
+	follows := map[string]func(context.Context) error{
 		"fleet": g.followFleet, "load": g.followLoad, "live decisions": g.followLive, "sweep": g.sweep,
-	} {
+	}
+	if g.keys != nil {
+		follows["keys"] = g.watchKeys
+	}
+	for what, follow := range follows {
 		group.Go(func() error { return keep(life, what, follow) })
 	}
 	requests, cut := context.WithCancelCause(life)
@@ -124,7 +167,15 @@ func (g *Gateway) Run(ctx context.Context) error {
 		ErrorLog:          slog.NewLogLogger(g.log.Handler(), slog.LevelWarn),
 	}
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(g.listener) }()
+	serve := func() error { return server.Serve(g.listener) }
+	if g.certificate != nil {
+		server.TLSConfig = &tls.Config{GetCertificate: g.certificate.get, MinVersion: tls.VersionTLS12}
+		serve = func() error { return server.ServeTLS(g.listener, "", "") }
+	}
+	go func() { served <- serve() }()
+	if g.keys == nil && !isLoopback(g.listener.Addr()) {
+		g.log.Warn("the gateway can be reached from other machines, and everyone may use it; give --keys", "address", g.Address())
+	}
 	g.log.Info("serving", "pool", g.cfg.Pool, "address", g.Address(), "tokenizer", g.cfg.Tokenizer, "clock", g.cfg.Clock)
 
 	var err error
@@ -186,6 +237,15 @@ func (g *Gateway) circuitChanged(open bool) {
 	g.log.Info("the router answers again")
 }
 
+func (g *Gateway) healthChanged(replica string, skipped bool) {
+	if skipped {
+		g.metrics.skips.WithLabelValues(replica).Inc()
+		g.log.Warn("a replica failed several times in a row, and is skipped for a while", "replica", replica)
+		return
+	}
+	g.log.Info("a replica is tried again", "replica", replica)
+}
+
 // ready is nil while requests can be served.
 func (g *Gateway) ready() error {
 	if g.draining.Load() {
@@ -195,18 +255,4 @@ func (g *Gateway) ready() error {
 		return fmt.Errorf("no replica of pool %s is known yet", g.cfg.Pool)
 	}
 	return nil
-}
-
-func (g *Gateway) routes(reg *prometheus.Registry) http.Handler {
-	mux := httpserver.Mux(reg, g.ready)
-	mux.HandleFunc("POST "+completionsPath, g.serve)
-	mux.HandleFunc("POST "+chatPath, g.serve)
-	mux.HandleFunc("GET /v1/models", g.serveModels)
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		(&apiError{
-			status: http.StatusNotFound, kind: "invalid_request_error", code: "not_found",
-			message: fmt.Sprintf("%s %.80s is not served here; POST %s or %s, or GET /v1/models, /health, /metrics", r.Method, r.URL.Path, completionsPath, chatPath),
-		}).write(w)
-	})
-	return mux
 }

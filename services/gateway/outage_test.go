@@ -205,7 +205,7 @@ func TestCommand(t *testing.T) {
 	}
 	address := free.Addr().String()
 	_ = free.Close()
-	command := &Command{Connection: streams.Connection{NATS: e.server.URL("")}, Pool: testPool, Listen: address}
+	command := &ServeCommand{Connection: streams.Connection{NATS: e.server.URL("")}, Pool: testPool, Listen: address}
 	done := make(chan error, 1)
 	go func() { done <- command.Run(ctx) }()
 	e.until("health", func() bool {

@@ -24,8 +24,7 @@ const (
 	causeInvalid      = "invalid"       // the router refused the request
 	causeBadAnswer    = "bad_answer"    // the answer is not one to this request
 	causeFailed       = "request_failed"
-	causeTooLarge     = "too_large"    // the prompt's keys do not fit in a NATS message
-	causeNoTokenIDs   = "no_token_ids" // nothing to match: the prompt's ids are not known
+	causeTooLarge     = "too_large" // the prompt's keys do not fit in a NATS message
 )
 
 const (

@@ -66,32 +66,6 @@ func TestSession(t *testing.T) {
 	}
 }
 
-func TestRequestIDs(t *testing.T) {
-	e := newEnv(t)
-	var forwarded []string
-	n := e.engine("engine.dp3", func(w http.ResponseWriter, r *http.Request, body []byte) {
-		forwarded = append(forwarded, r.Header.Get("X-Request-Id")+" "+r.Header.Get("X-Data-Parallel-Rank")+" "+r.Header.Get("Authorization"))
-		respond(w, body, answerJSON(10, "0"))
-	})
-	e.router(choose(n))
-	g := e.gateway(1, Config{})
-	var ids []string
-	for _, id := range []string{"kept-1", "kept-1", "not/kept", strings.Repeat("x", 200), ""} {
-		ids = append(ids, g.mustAsk(prompt(10, ""), "X-Request-Id", id, "Authorization", "Bearer k").Get(headerRequestID))
-	}
-	if ids[0] != "kept-1" || slices.Contains(ids[1:], "kept-1") || len(e.stories(g)) != 5 {
-		t.Errorf("got ids %q and %d stories", ids, len(e.stories(g)))
-	}
-	for i, id := range ids {
-		if forwarded[i] != id+" 3 Bearer k" {
-			t.Errorf("forwarded %q for %q", forwarded[i], id)
-		}
-		if i > 0 && (len(id) != 36 || id[14] != '7') {
-			t.Errorf("id %q is not a UUIDv7", id)
-		}
-	}
-}
-
 func TestFallbackWithoutRouter(t *testing.T) {
 	e := newEnv(t)
 	var engines []*engine
@@ -190,11 +164,11 @@ func TestPromptWithoutTokenIDs(t *testing.T) {
 	g.mustAsk(prompt(40, ""), "X-Request-Id", "ids")
 	g.mustAsk(`{"prompt":"`+strings.Repeat("word ", 40)+`"}`, "X-Request-Id", "text")
 	all := e.stories(g)
-	if d := all["ids"].decided[0]; d.Reason != pb.DecisionReason_DECISION_REASON_SCORE || len(d.Keys) != 10 {
+	if d := all["ids"].decided[0]; d.Reason != pb.DecisionReason_DECISION_REASON_SCORE || len(d.Keys) != 10 || d.TokenSource != SourceClient {
 		t.Errorf("got %v", d)
 	}
-	if d := all["text"].decided[0]; d.FallbackCause != causeNoTokenIDs || len(d.Keys) != 0 || d.PromptTokens != 50 {
-		t.Errorf("got %v", d)
+	if d := all["text"].decided[0]; d.Decider != "router-test" || len(d.Keys) != 0 || d.PromptTokens != 50 || d.TokenSource != SourceNone {
+		t.Errorf("got %v; without ids the router still knows the load", d)
 	}
 	if g.metric("unkeyed_requests_total") != 1 {
 		t.Error("the request without ids was not counted")
@@ -213,6 +187,7 @@ func TestRetryOnAnotherReplica(t *testing.T) {
 		"503":    {status(503), "http_5xx"},
 		"502":    {status(502), "http_5xx"},
 		"504":    {status(504), "http_5xx"},
+		"429":    {status(429), "http_429"},
 		"reset":  {func(http.ResponseWriter, *http.Request, []byte) { panic(http.ErrAbortHandler) }, kindReset},
 		"empty":  {func(http.ResponseWriter, *http.Request, []byte) {}, kindEmpty},
 		"silent": {func(_ http.ResponseWriter, r *http.Request, _ []byte) { <-r.Context().Done() }, kindTimeout},
@@ -301,8 +276,11 @@ func TestEngineRefuses(t *testing.T) {
 	if status != 400 || text != `{"error":{"message":"temperature"}}` || other.asked.Load() != 0 {
 		t.Errorf("got %d %s, the other replica was asked %d times", status, text, other.asked.Load())
 	}
-	if f := g.story("r-1").finished[0]; f.Status != pb.Status_STATUS_UPSTREAM_ERROR || f.HttpStatus != 400 || f.ErrorKind != "http_4xx" {
+	if f := g.story("r-1").finished[0]; f.Status != pb.Status_STATUS_UPSTREAM_ERROR || f.HttpStatus != 400 || f.ErrorKind != kindClient {
 		t.Errorf("got %v", f)
+	}
+	if g.metric("requests_total", "status", "client_error") != 1 || len(g.health.failed) != 0 {
+		t.Error("what the engine refuses is not the replica's failure")
 	}
 }
 

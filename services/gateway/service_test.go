@@ -37,7 +37,10 @@ func TestRefusals(t *testing.T) {
 		{"POST", chatPath, `{"prompt":"x"}`, 400, "messages", []string{"missing"}},
 		{"POST", chatPath, `{"messages":[{"content":"x"}]}`, 400, "messages[0].role", []string{"role"}},
 		{"GET", completionsPath, ``, 404, "", []string{"POST"}},
-		{"POST", "/v1/embeddings", `{}`, 404, "", []string{completionsPath}},
+		{"POST", "/v1/audio/speech", `{}`, 404, "", []string{completionsPath, embeddingsPath}},
+		{"GET", "/v1/models/gpt-9", ``, 404, "model", []string{"gpt-9", "GET /v1/models"}},
+		{"POST", embeddingsPath, `{"model":"gpt-9"}`, 404, "model", []string{"gpt-9"}},
+		{"POST", chatPath, `{"messages":[],"add_generation_prompt":"yes"}`, 400, "add_generation_prompt", []string{"true or false"}},
 	}
 	for _, c := range cases {
 		request, err := http.NewRequest(c.method, g.Address()+c.path, strings.NewReader(c.body))
@@ -134,13 +137,17 @@ func get(e *env, url string) (int, string, http.Header) {
 
 func TestModelsHealthMetrics(t *testing.T) {
 	e := newEnv(t)
-	n := e.engine("engine-0", nil)
+	n := e.engine("engine-0", nil, func(entry *pb.FleetEntry) { entry.Loras = []string{"poet"} })
 	e.router(choose(n))
 	g := e.gateway(1, Config{LoRAs: []string{"sql"}})
 	want := `{"data":[{"id":"llama-3-70b","object":"model","created":1790000000,"owned_by":"warmpath"},` +
-		`{"id":"sql","object":"model","created":1790000000,"owned_by":"warmpath"}],"object":"list"}`
+		`{"id":"poet","object":"model","created":1790000000,"owned_by":"warmpath","parent":"llama-3-70b"},` +
+		`{"id":"sql","object":"model","created":1790000000,"owned_by":"warmpath","parent":"llama-3-70b"}],"object":"list"}`
 	if status, text, _ := get(e, g.Address()+"/v1/models"); status != 200 || strings.TrimSpace(text) != want {
 		t.Errorf("models: %d %s", status, text)
+	}
+	if status, text, _ := get(e, g.Address()+"/v1/models/sql"); status != 200 || !strings.Contains(text, `{"id":"sql","object":"model"`) {
+		t.Errorf("model: %d %s", status, text)
 	}
 	if status, text, _ := get(e, g.Address()+"/health"); status != 200 {
 		t.Errorf("health: %d %s", status, text)
@@ -153,7 +160,7 @@ func TestModelsHealthMetrics(t *testing.T) {
 		`warmpath_gateway_route_wait_seconds_count 1`, `warmpath_gateway_in_flight 0`, `warmpath_gateway_cached_tokens_total 32`,
 		`warmpath_gateway_predicted_cached_tokens_total 8`, `warmpath_gateway_prompt_tokens_total 40`,
 		`warmpath_gateway_publish_pending 0`, `warmpath_gateway_publish_lost_total 0`, `warmpath_gateway_publish_gaps_total 0`,
-		`warmpath_gateway_live_replicas 1`,
+		`warmpath_gateway_live_replicas 1`, `warmpath_gateway_queue_length 0`, `warmpath_gateway_replicas_skipped 0`, `warmpath_gateway_queue_wait_seconds_count 1`,
 	} {
 		if !strings.Contains(text, line+"\n") {
 			t.Errorf("metrics have no %s", line)
@@ -166,7 +173,7 @@ func TestConcurrencyIsBounded(t *testing.T) {
 	source := newGated()
 	n := e.engine("engine-0", source.serve)
 	e.router(choose(n))
-	g := e.gateway(1, Config{MaxConcurrent: 1})
+	g := e.gateway(1, Config{MaxConcurrent: 1, Queue: -1})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -176,7 +183,7 @@ func TestConcurrencyIsBounded(t *testing.T) {
 	}()
 	wait(e, "the request at the engine", source.body)
 	status, text, h := g.ask(prompt(40, ""))
-	if status != 503 || h.Get("Retry-After") == "" || !strings.Contains(text, "--max-concurrent") {
+	if status != 503 || h.Get("Retry-After") == "" || !strings.Contains(text, "--max-concurrent") || g.metric("rejected_total", "reason", rejectedQueueFull) != 1 {
 		t.Errorf("got %d %s", status, text)
 	}
 	source.parts <- eventHello
@@ -289,8 +296,8 @@ func TestExactlyOneOutcome(t *testing.T) {
 	if len(all) > requests || len(all) < requests*4/5 {
 		t.Errorf("%d requests have events", len(all))
 	}
-	if g.InFlight("engine-0") != 0 || g.InFlight("engine-1") != 0 || g.bodies.Load() != 0 || len(g.slots) != 0 {
-		t.Errorf("left: %d and %d in flight, %d body bytes, %d slots", g.InFlight("engine-0"), g.InFlight("engine-1"), g.bodies.Load(), len(g.slots))
+	if g.InFlight("engine-0") != 0 || g.InFlight("engine-1") != 0 || g.bodies.Load() != 0 || g.admission.inUse() != 0 {
+		t.Errorf("left: %d and %d in flight, %d body bytes, %d slots", g.InFlight("engine-0"), g.InFlight("engine-1"), g.bodies.Load(), g.admission.inUse())
 	}
 }
 
@@ -301,6 +308,8 @@ func TestConfigIsChecked(t *testing.T) {
 		"--tokenizer":     {Pool: "p", Tokenizer: "llama"},
 		"--clock":         {Pool: "p", Clock: "sun"},
 		"--router-budget": {Pool: "p", RouterBudget: -1},
+		"--queue-timeout": {Pool: "p", QueueTimeout: -1},
+		"two keys":        {Pool: "p", EngineKey: "k", ForwardAuthorization: true},
 	} {
 		if _, err := cfg.withDefaults(); err == nil || !strings.Contains(err.Error(), words) {
 			t.Errorf("got %v, want %s", err, words)
@@ -308,19 +317,5 @@ func TestConfigIsChecked(t *testing.T) {
 	}
 	if cfg, err := (Config{Pool: "p"}).withDefaults(); err != nil || streams.ValidName(cfg.Name) != nil {
 		t.Errorf("got %+v, %v", cfg, err)
-	}
-}
-
-func TestRecentIDs(t *testing.T) {
-	var s recentIDs
-	now := time.Unix(1000, 0)
-	if !s.add("a", now) || s.add("a", now.Add(recentFor-time.Second)) {
-		t.Error("an id must be new once")
-	}
-	if s.add("a", now.Add(recentFor+time.Second)) {
-		t.Error("an id was forgotten while JetStream may still know it")
-	}
-	if !s.add("a", now.Add(3*recentFor)) {
-		t.Error("an id is remembered for too long")
 	}
 }

@@ -35,6 +35,9 @@ func (g *gated) serve(w http.ResponseWriter, r *http.Request, body []byte) {
 			if part == "" { // break off
 				panic(http.ErrAbortHandler)
 			}
+			if part == "end" {
+				return
+			}
 			_, _ = io.WriteString(w, part)
 			_ = http.NewResponseController(w).Flush()
 		case <-r.Context().Done():
@@ -93,12 +96,16 @@ func TestStreamPassesThroughUnbuffered(t *testing.T) {
 			if rest, err := io.ReadAll(reader); err != nil || len(rest) > 0 {
 				t.Fatalf("after the end came %q, %v", rest, err)
 			}
+			if got := response.Trailer.Get(headerCached); got != "32" {
+				t.Errorf("the trailer says %q cached tokens", got)
+			}
 			checkForwarded(t, wait(e, "the body", source.body), body)
 			s := g.story("r-1")
 			f := s.finished[0]
 			if s.order != "df" || f.Status != pb.Status_STATUS_OK || !f.Streamed || f.HttpStatus != 200 || f.Clock != pb.Clock_CLOCK_WALL ||
 				f.GetPromptTokens() != 40 || f.GetCompletionTokens() != 3 || f.CachedTokens == nil || *f.CachedTokens != 32 ||
-				f.TtftUs == nil || f.TpotUs == nil || f.E2EUs == 0 || f.FinishReason != "stop" || f.Replica != "engine-0" {
+				f.TtftUs == nil || f.TpotUs == nil || f.DispatchUs == nil || f.EngineUs == nil || f.GatewayQueueUs == nil ||
+				f.GetDispatchUs()+f.GetEngineUs() != f.GetTtftUs() || f.GetGatewayQueueUs() > f.GetDispatchUs() || f.E2EUs == 0 || f.FinishReason != "stop" || f.Replica != "engine-0" {
 				t.Errorf("got %v", f)
 			}
 		})
@@ -147,7 +154,7 @@ func TestWholeAnswer(t *testing.T) {
 			if status != 200 || text != answerJSON(40, cached) || string(forwarded) != body {
 				t.Errorf("got %d %q, forwarded %q", status, text, forwarded)
 			}
-			for name, value := range map[string]string{headerReplica: "engine-0", headerRequestID: "r-1", headerPredicted: "8", headerAttempt: "0"} {
+			for name, value := range map[string]string{headerReplica: "engine-0", headerRequestID: "r-1", headerPredicted: "8", headerAttempt: "0", headerCached: strings.TrimPrefix(want, "absent")} {
 				if h.Get(name) != value {
 					t.Errorf("%s is %q, want %q", name, h.Get(name), value)
 				}

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +8,7 @@ import (
 	"mime"
 	"net"
 	"net/http"
-	"net/url"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -27,7 +26,11 @@ const (
 	kindEmpty     = "empty"     // an answer without a body
 	kindAddress   = "address"   // the replica's address is no URL
 	kindStream    = "stream_error"
-	kindTruncated = "truncated" // a stream that ended before its answer did
+	kindTruncated = "truncated"    // a stream that ended before its answer did
+	kindClient    = "client_error" // the engine found fault with the request
+	kindAuth      = "engine_auth"  // the engine does not take the gateway's key
+	kindBusy      = "http_429"
+	kindServer    = "http_5xx"
 )
 
 const (
@@ -42,112 +45,28 @@ const (
 	afterDone = 2 * time.Second
 )
 
-// newTransport makes the connections to the engines: many kept open, no
-// compression, large buffers for long prompts.
-func newTransport(cfg Config) *http.Transport {
-	dialer := &net.Dialer{Timeout: cfg.DialTimeout, KeepAlive: 15 * time.Second}
-	return &http.Transport{
-		DialContext:         dialer.DialContext,
-		MaxIdleConns:        0,
-		MaxIdleConnsPerHost: 1024,
-		IdleConnTimeout:     90 * time.Second,
-		TLSHandshakeTimeout: cfg.DialTimeout,
-		DisableCompression:  true,
-		WriteBufferSize:     128 << 10,
-		ReadBufferSize:      readBuffer,
-	}
-}
-
 var readBuffers = sync.Pool{New: func() any { return new([readBuffer]byte) }}
-
-// upstreamRequest is the client's request as the replica gets it.
-func (x *exchange) upstreamRequest(ctx context.Context, address string) (*http.Request, error) {
-	base, err := url.Parse(address)
-	if err != nil || base.Host == "" {
-		return nil, fmt.Errorf("address of replica %s is %q; its fleet entry must name a base URL", x.decided.Chosen, address)
-	}
-	target := *base
-	target.Path = strings.TrimSuffix(base.Path, "/") + x.rq.path
-	target.RawQuery = x.rq.query
-	body, edit := x.rq.body, x.rq.edit
-	length := len(body)
-	if x.rq.edited {
-		length += len(edit.Insert) - (edit.To - edit.From)
-	}
-	reader := func() (io.ReadCloser, error) {
-		if !x.rq.edited {
-			return io.NopCloser(bytes.NewReader(body)), nil
-		}
-		return io.NopCloser(io.MultiReader(bytes.NewReader(body[:edit.From]), strings.NewReader(edit.Insert), bytes.NewReader(body[edit.To:]))), nil
-	}
-	request := (&http.Request{
-		Method: http.MethodPost, URL: &target, Host: base.Host, Header: http.Header{},
-		ContentLength: int64(length), GetBody: reader,
-		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-	}).WithContext(ctx)
-	request.Body, _ = reader() // never fails
-	copyHeader(request.Header, x.rq.header)
-	request.Header.Del("Accept-Encoding") // the answer must be readable here
-	request.Header.Del("Content-Length")
-	request.Header.Set("X-Request-Id", x.rq.id)
-	if rank, ok := dataParallelRank(x.decided.Chosen); ok {
-		request.Header.Set("X-data-parallel-rank", rank)
-	}
-	return request, nil
-}
-
-// dataParallelRank returns the rank in a replica id <engine>.dp<rank>.
-func dataParallelRank(replica string) (string, bool) {
-	i := strings.LastIndex(replica, ".dp")
-	if i < 0 {
-		return "", false
-	}
-	rank := replica[i+len(".dp"):]
-	return rank, rank != "" && strings.Trim(rank, "0123456789") == ""
-}
-
-// hopHeaders are for one connection only.
-var hopHeaders = []string{"Connection", "Expect", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
-
-// copyHeader copies what is meant for the other end.
-func copyHeader(to, from http.Header) {
-	for name, values := range from {
-		if !strings.HasPrefix(name, "X-Warmpath-") {
-			to[name] = values[:len(values):len(values)]
-		}
-	}
-	for _, list := range from["Connection"] {
-		for name := range strings.SplitSeq(list, ",") {
-			to.Del(strings.TrimSpace(name))
-		}
-	}
-	for _, name := range hopHeaders {
-		to.Del(name)
-	}
-}
 
 // try sends the request to the chosen replica and passes the answer on. It
 // returns nil when the outcome is recorded, else why there was no answer; the
 // client has then seen nothing.
-func (x *exchange) try(address string) *failure {
-	ctx, cancel := context.WithCancelCause(x.ctx)
+func (x *exchange) try(ctx context.Context, to target) *failure {
+	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	watchdog := time.AfterFunc(x.g.cfg.ModelTimeout, func() { cancel(errModelTimeout) })
 	defer watchdog.Stop()
-	request, err := x.upstreamRequest(ctx, address)
+	request, err := x.upstreamRequest(ctx, to)
 	if err != nil {
 		x.g.log.Error("a replica cannot be reached", "replica", x.decided.Chosen, "error", err)
-		return &failure{kind: kindAddress, retry: true}
+		return &failure{kind: kindAddress, retry: true, blame: true}
 	}
 	response, err := x.g.upstream.RoundTrip(request)
 	if err != nil {
 		return failureOf(ctx, err)
 	}
 	defer response.Body.Close()
-	switch response.StatusCode {
-	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		body, _ := io.ReadAll(io.LimitReader(response.Body, maxErrorBody)) // what came of it is what is passed on
-		return &failure{kind: httpKind(response.StatusCode), retry: true, status: response.StatusCode, header: response.Header, body: body}
+	if failed := x.unserved(response); failed != nil {
+		return failed
 	}
 	buffer := readBuffers.Get().(*[readBuffer]byte)
 	defer readBuffers.Put(buffer)
@@ -155,17 +74,42 @@ func (x *exchange) try(address string) *failure {
 	first, err := source.next()
 	if len(first) == 0 && (!errors.Is(err, io.EOF) || response.StatusCode == http.StatusOK) {
 		if errors.Is(err, io.EOF) {
-			return &failure{kind: kindEmpty, retry: true}
+			return &failure{kind: kindEmpty, retry: true, blame: true}
 		}
 		return failureOf(ctx, err)
 	}
 	x.httpStatus = response.StatusCode
+	x.blame = response.StatusCode >= http.StatusInternalServerError
 	if response.StatusCode == http.StatusOK && isEventStream(response.Header) {
 		x.passEvents(ctx, response, source)
 	} else {
 		x.passBody(ctx, response, source)
 	}
 	return nil
+}
+
+// unserved is the failure of an answer that says nothing of the request, but
+// that this replica does not serve it now: nil for any other.
+func (x *exchange) unserved(response *http.Response) *failure {
+	status := response.StatusCode
+	failed := &failure{kind: httpKind(status), status: status, header: response.Header}
+	switch status {
+	case http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		failed.retry, failed.blame = true, true
+	case http.StatusTooManyRequests:
+		failed.retry = true
+	case http.StatusUnauthorized, http.StatusForbidden:
+		if x.g.cfg.ForwardAuthorization {
+			return nil // the client's own key
+		}
+		x.httpStatus = status
+		x.g.log.Error("the engine refused the gateway", "replica", x.decided.Chosen, "status", status)
+		return &failure{kind: kindAuth, advice: fmt.Sprintf("replica %s does not take the gateway's key (status %d); the operator must set WARMPATH_ENGINE_KEY to the engine's", x.decided.Chosen, status)}
+	default:
+		return nil
+	}
+	failed.body, _ = io.ReadAll(io.LimitReader(response.Body, maxErrorBody)) // what came of it is what is passed on
+	return failed
 }
 
 // source reads an answer part by part, and wakes the watchdog.
@@ -215,7 +159,8 @@ func failureOf(ctx context.Context, err error) *failure {
 		strings.Contains(err.Error(), "server closed idle connection"): // not exported by net/http
 		kind = kindReset
 	}
-	return &failure{kind: kind, retry: kind == kindTimeout || ctx.Err() == nil}
+	failed := kind == kindTimeout || ctx.Err() == nil
+	return &failure{kind: kind, retry: failed, blame: failed}
 }
 
 // httpKind is the word for an answer that is an error.
@@ -223,18 +168,32 @@ func httpKind(status int) string {
 	switch {
 	case status < 400:
 		return ""
+	case status == http.StatusTooManyRequests:
+		return kindBusy
 	case status < 500:
-		return "http_4xx"
+		return kindClient
 	default:
-		return "http_5xx"
+		return kindServer
 	}
 }
 
-// begin sends the head of the answer.
-func (x *exchange) begin(response *http.Response) {
-	copyHeader(x.w.Header(), response.Header)
+// begin sends the head of the answer, which announces trailers.
+func (x *exchange) begin(response *http.Response, trailers ...string) {
+	h := x.w.Header()
+	copyHeader(h, response.Header)
 	x.headers()
+	for _, name := range trailers {
+		h.Add("Trailer", name)
+	}
 	x.w.WriteHeader(response.StatusCode)
+}
+
+// cached says how many tokens the engine served from its cache: in a header
+// before the answer begins, or in a trailer after a stream that announced it.
+func (x *exchange) cached() {
+	if n := x.answer.cachedTokens; n != nil {
+		x.w.Header().Set(headerCached, strconv.FormatUint(*n, 10))
+	}
 }
 
 // emit passes bytes on to the client, who must take them within the idle timeout.
@@ -247,7 +206,8 @@ func (x *exchange) emit(b []byte) error {
 // passEvents streams an answer through.
 func (x *exchange) passEvents(ctx context.Context, response *http.Response, source *source) {
 	response.Header.Del("Content-Length") // an event may be left out
-	x.begin(response)
+	x.begin(response, headerCached)
+	defer x.cached()
 	stream := &eventStream{answer: &x.answer, strip: x.rq.stripUsage, emit: x.emit, onDone: x.complete}
 	for {
 		part, err := source.next()
@@ -272,6 +232,7 @@ func (x *exchange) passEvents(ctx context.Context, response *http.Response, sour
 		}
 	}
 	if !stream.done && x.answer.finishReason == "" && !x.answer.failed {
+		x.blame = true
 		x.finish(pb.Status_STATUS_UPSTREAM_ERROR, kindTruncated)
 	}
 	x.complete()
@@ -294,6 +255,7 @@ func (x *exchange) broken(ctx context.Context, err error) {
 	if x.ctx.Err() != nil {
 		x.left()
 	} else if !x.recorded {
+		x.blame = true
 		x.finish(pb.Status_STATUS_UPSTREAM_ERROR, failureOf(ctx, err).kind)
 	} else {
 		return // only the end after the last event is missing
@@ -315,6 +277,7 @@ func (x *exchange) passBody(ctx context.Context, response *http.Response, source
 			break
 		}
 		if err != nil && !begun && x.ctx.Err() == nil {
+			x.blame = true
 			x.fail(&failure{kind: failureOf(ctx, err).kind})
 			return
 		}
@@ -342,6 +305,7 @@ func (x *exchange) passBody(ctx context.Context, response *http.Response, source
 	}
 	x.ended(response.StatusCode)
 	if !begun {
+		x.cached()
 		x.begin(response)
 	}
 	_ = x.emit(body) // the client may be gone

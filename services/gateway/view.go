@@ -166,10 +166,48 @@ func (v *view) reachable() []*pb.FleetEntry {
 	return v.fleet.All()
 }
 
-func (v *view) address(name string) string {
+func (v *view) address(name string) string { return v.entry(name).GetAddress() }
+
+// entry is what FLEET says of a replica, or nil. It must not be changed.
+func (v *view) entry(name string) *pb.FleetEntry {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.fleet.Get(name).GetAddress()
+	return v.fleet.Get(name)
+}
+
+// hasLoRA reports whether some replica lists an adapter.
+func (v *view) hasLoRA(name string) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.ContainsFunc(v.reachable(), func(e *pb.FleetEntry) bool { return slices.Contains(e.Loras, name) })
+}
+
+// unfit returns the replicas that are not to be tried for a request: those that
+// others name, and those without its adapter where some replica lists it. When
+// nothing would be left, nobody is unfit beyond what failed this very request.
+func (v *view) unfit(lora string, failed, skipped []string) []string {
+	if lora == "" && len(skipped) == 0 {
+		return failed
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	fleet := v.reachable()
+	listed := lora != "" && slices.ContainsFunc(fleet, func(e *pb.FleetEntry) bool { return slices.Contains(e.Loras, lora) })
+	out := slices.Clone(failed)
+	left := 0
+	for _, e := range fleet {
+		switch {
+		case slices.Contains(failed, e.Replica):
+		case slices.Contains(skipped, e.Replica), listed && !slices.Contains(e.Loras, lora):
+			out = append(out, e.Replica)
+		case !e.Draining && e.Address != "":
+			left++
+		}
+	}
+	if left == 0 {
+		return failed
+	}
+	return out
 }
 
 // decided, moved and finished fold events of this gateway and of the others.
