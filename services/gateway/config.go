@@ -7,17 +7,20 @@ import (
 	"strings"
 	"time"
 
+	"warmpath/services/tokensource"
 	"warmpath/streams"
 )
 
-// Tokenizers that a gateway can be told to use: the pool's engines decide which
-// is right, because keys of other tokens never match.
+// Tokenizers that a gateway can be told to use beside the folder of a model: the
+// pool's engines decide which is right, because keys of other tokens never match.
 const (
 	// TokenizerBytes is one token a byte, as the simulated engines do.
-	TokenizerBytes = "bytes"
+	TokenizerBytes = string(tokensource.Bytes)
 	// TokenizerClient takes token ids from the request's prompt; requests
 	// without ids are routed by load alone.
-	TokenizerClient = "client"
+	TokenizerClient = string(tokensource.Client)
+	// TokenizerEngine asks the engines' /tokenize.
+	TokenizerEngine = string(tokensource.Engine)
 )
 
 // Clocks that outcomes can be timed by.
@@ -42,9 +45,15 @@ type Config struct {
 	// decides by itself. Default 50ms: a router answers in under 1 ms, and 50 ms
 	// is below what a lost prefix costs.
 	RouterBudget time.Duration
-	// Tokenizer is TokenizerBytes (default) or TokenizerClient. Not used when
+	// Tokenizer is the folder of the model, which is what real engines want, or
+	// TokenizerBytes (default), TokenizerEngine or TokenizerClient. Not used when
 	// Tokens is set.
 	Tokenizer string
+	// ChatTemplate is a file that replaces the model folder's template, and
+	// EngineKind whose rules it is rendered by: vllm (default) or sglang.
+	ChatTemplate, EngineKind string
+	// WithoutEvents says that replicas without KV events are meant to be so.
+	WithoutEvents bool
 	// Tokens turns prompts into tokens, if Tokenizer is not to do it.
 	Tokens TokenSource
 	// Clock is ClockWall (default) or ClockModel.
@@ -121,9 +130,6 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	if err := streams.ValidName(c.Name); err != nil {
 		return c, fmt.Errorf("name: %w; choose another --name", err)
-	}
-	if c.Tokenizer != TokenizerBytes && c.Tokenizer != TokenizerClient {
-		return c, unknownTokenizer(c.Tokenizer)
 	}
 	if (c.TLSCert == "") != (c.TLSKey == "") {
 		return c, errors.New("a certificate needs its key; give both --tls-cert and --tls-key, or neither")

@@ -181,19 +181,24 @@ func seed(requestID string, attempt uint32) uint64 {
 func (g *Gateway) publish(ctx context.Context, rq *request, attempt uint32, kind string, event proto.Message) {
 	message, err := streams.NewMessage(streams.RouteSubject(g.cfg.Pool, g.cfg.Name), streams.RouteID(rq.message, attempt, kind), event)
 	if err == nil {
-		wait := publishWait
-		if g.blocked.Load() {
-			wait = time.Millisecond // others have waited already
-		}
-		var cancel context.CancelFunc
-		// What must be recorded outlives the client.
-		ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), wait)
-		defer cancel()
-		err = g.publisher.Publish(ctx, message)
-		g.blocked.Store(err != nil)
+		err = g.hand(ctx, message)
 	}
 	if err != nil {
 		g.metrics.lost.WithLabelValues(kind).Inc()
 		g.log.Error("an event could not be published and is lost", "request", rq.id, "kind", kind, "error", err)
 	}
+}
+
+// hand gives a message to the publisher, waiting a little for room.
+func (g *Gateway) hand(ctx context.Context, m streams.Message) error {
+	wait := publishWait
+	if g.blocked.Load() {
+		wait = time.Millisecond // others have waited already
+	}
+	// What must be recorded outlives the client.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
+	defer cancel()
+	err := g.publisher.Publish(ctx, m)
+	g.blocked.Store(err != nil)
+	return err
 }

@@ -16,6 +16,7 @@ func (x *exchange) finish(status pb.Status, kind string) {
 	x.g.view.finished(f)
 	x.g.publish(x.ctx, x.rq, f.Attempt, kindFinished, f)
 	x.measure(f)
+	x.compare(f)
 	if c := x.rq.client; c != nil {
 		// The prompt's tokens were taken when they were known; an engine may count more.
 		more := f.GetPromptTokens() - min(f.GetPromptTokens(), x.rq.promptTokens)

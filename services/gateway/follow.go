@@ -55,6 +55,9 @@ func (g *Gateway) followFleet(ctx context.Context) error {
 			g.health.answered(name) // another process than the one that failed
 		}
 		g.view.changed(entry, name)
+		if entry == nil {
+			g.raise(ctx, g.mismatch.Forget(name, time.Now().UnixMicro()))
+		}
 	})
 }
 

@@ -23,6 +23,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -32,6 +33,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"warmpath/services/gateway/apikey"
+	"warmpath/services/gateway/mismatch"
+	"warmpath/services/tokensource"
 	"warmpath/streams"
 )
 
@@ -63,6 +66,9 @@ type Gateway struct {
 	certificate *certificate  // nil without TLS
 	keys        *apikey.Store // nil when everyone may use the gateway
 	source      TokenSource
+	mismatch    *mismatch.Detector
+	probing     atomic.Bool // a comparison with an engine's tokenizer is under way
+	probes      sync.WaitGroup
 	tracer      *tracer // nil when no spans are exported
 	health      *health
 	admission   *admission
@@ -90,7 +96,6 @@ func New(cfg Config, nc *nats.Conn, js jetstream.JetStream, reg *prometheus.Regi
 		log:       slog.Default().With("service", "gateway", "name", cfg.Name),
 		view:      newView(func() int64 { return time.Now().UnixMicro() }),
 		upstream:  newTransport(cfg),
-		source:    sourceFor(cfg),
 		admission: newAdmission(cfg),
 		life:      strings.ToLower(rand.Text()[:8]) + "-",
 	}
@@ -107,6 +112,10 @@ func New(cfg Config, nc *nats.Conn, js jetstream.JetStream, reg *prometheus.Regi
 	if g.tracer, err = newTracer(cfg); err != nil {
 		return nil, err
 	}
+	if g.source, err = g.newSource(reg); err != nil {
+		return nil, fmt.Errorf("tokenizer: %w", err)
+	}
+	g.mismatch = mismatch.New(mismatch.Config{Pool: cfg.Pool, Gateway: cfg.Name, WithoutEvents: cfg.WithoutEvents})
 	g.health = newHealth(cfg, g.healthChanged)
 	g.publisher = streams.NewPublisher(js, streams.PublisherConfig{Name: cfg.Name, OnGap: g.gap})
 	g.metrics = newMetrics(reg, g)
@@ -137,6 +146,10 @@ func (g *Gateway) Close() error {
 	}
 	g.router.close()
 	g.upstream.CloseIdleConnections()
+	g.probes.Wait()
+	if source, ok := g.source.(*tokensource.Source); ok && source != nil {
+		source.Close()
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), flushTimeout)
 	defer cancel()
 	return errors.Join(g.publisher.Close(), g.tracer.close(ctx))

@@ -30,6 +30,8 @@ type metrics struct {
 	perKey     *prometheus.CounterVec
 	keyReloads *prometheus.CounterVec
 	skips      *prometheus.CounterVec
+	mismatch   *prometheus.GaugeVec
+	mismatches *prometheus.CounterVec
 }
 
 // ofKey counts a request of a key. Names come from the key file only, so that
@@ -95,6 +97,10 @@ func newMetrics(reg prometheus.Registerer, g *Gateway) *metrics {
 	watch("publish_pending", "Events published and not acknowledged yet.", func() float64 { return float64(g.publisher.Stats().InFlight) })
 	watch("live_replicas", "Replicas of the pool with a recent heartbeat.", func() float64 { return float64(len(g.view.Live())) })
 	watch("replicas_skipped", "Replicas that are skipped now, after failures in a row.", func() float64 { return float64(len(g.health.skipped(time.Now()))) })
+	m.mismatch = prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: "mismatch",
+		Help: "1 while predicted and actual hits do not belong together, by replica (empty: the whole pool) and likely cause."}, []string{"replica", "cause"})
+	reg.MustRegister(m.mismatch)
+	m.mismatches = counters("mismatches_total", "Mismatch alarms raised, by likely cause.", "cause")
 	reg.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{Namespace: namespace, Name: "publish_lost_total", Help: "Events that the publisher gave up."},
 		func() float64 { return float64(g.publisher.Stats().Lost) }))
 	return m

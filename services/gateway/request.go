@@ -16,6 +16,7 @@ import (
 
 	"warmpath/routing/blockkey"
 	"warmpath/services/gateway/apikey"
+	"warmpath/services/tokensource"
 	"warmpath/tokenize"
 )
 
@@ -70,7 +71,8 @@ type request struct {
 	body  []byte          // as the client sent it
 	edits []tokenize.Edit // what the engine gets instead
 
-	source       string // where the tokens came from; SourceNone when they are not known
+	prompt       *tokensource.Prompt // what the tokens were made of; nil for ids from the client
+	source       string              // where the tokens came from; SourceNone when they are not known
 	keys         []blockkey.Key
 	blockTokens  uint32
 	promptTokens uint64

@@ -20,6 +20,7 @@ func (g *Gateway) routes(reg *prometheus.Registry) http.Handler {
 	}
 	mux.HandleFunc("GET /v1/models", g.serveModels)
 	mux.HandleFunc("GET /v1/models/{id...}", g.serveModels)
+	mux.HandleFunc("GET /v1/mismatches", g.serveMismatches)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		(&apiError{
 			status: http.StatusNotFound, kind: "invalid_request_error", code: "not_found",

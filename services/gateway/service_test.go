@@ -305,7 +305,6 @@ func TestConfigIsChecked(t *testing.T) {
 	for words, cfg := range map[string]Config{
 		"--pool":          {},
 		"--name":          {Pool: "p", Name: "a.b"},
-		"--tokenizer":     {Pool: "p", Tokenizer: "llama"},
 		"--clock":         {Pool: "p", Clock: "sun"},
 		"--router-budget": {Pool: "p", RouterBudget: -1},
 		"--queue-timeout": {Pool: "p", QueueTimeout: -1},

@@ -2,110 +2,49 @@ package gateway
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"warmpath/routing/blockkey"
+	"warmpath/services/tokensource"
 	"warmpath/tokenize"
 )
 
-// Where the tokens of a prompt came from, as Decided.token_source names it.
+// Where the tokens of a prompt came from, as Decided.token_source names it, beside
+// what a tokensource says.
 const (
-	SourceInProcess = "in_process"
-	SourceEngine    = "engine"
-	SourceClient    = "client"
-	SourceNone      = "none"
+	SourceClient = "client"
+	SourceNone   = "none"
 )
 
-// Prompt is what of a request decides its tokens and keys. Raw values alias the
-// body, which stays as it is until the call returns.
-type Prompt struct {
-	// Chat says which of Messages and Text holds the prompt.
-	Chat     bool
-	Messages json.RawMessage
-	Tools    json.RawMessage
-	Text     string
-	// Template are the other members that change a prompt's tokens.
-	Template tokenize.TemplateArgs
-	// Model, LoRA and Salt are what Root was made of.
-	Model, LoRA, Salt string
-	// Root is the key before the first block, BlockTokens the pool's block size; 0
-	// while no replica is known.
-	Root        blockkey.Key
-	BlockTokens int
-}
-
-// Tokens is what a token source makes of a prompt.
-type Tokens struct {
-	// IDs is the dst of the call with the prompt's token ids appended, or nil when
-	// the source has Keys already.
-	IDs []uint32
-	// Keys are the keys of all full blocks, and Count the prompt's tokens; both are
-	// ignored when IDs is not nil.
-	Keys  []blockkey.Key
-	Count int
-	// Source is SourceInProcess, SourceEngine or SourceClient.
-	Source string
-}
-
-// TokenSource turns prompts into tokens as the pool's engines do. Tokens is
-// called concurrently. A *PromptError is the client's fault;
-// after any other error the request is served without keys, by load alone.
+// TokenSource turns prompts into tokens as the pool's engines do: a
+// *tokensource.Source, or what a test puts in its place. Tokens is called
+// concurrently. A *tokensource.PromptError is the client's fault; after any
+// other error the request is served without keys, by load alone.
 type TokenSource interface {
-	Tokens(ctx context.Context, p *Prompt, dst []uint32) (Tokens, error)
+	Tokens(ctx context.Context, p *tokensource.Prompt, dst []uint32) (tokensource.Tokens, error)
 }
 
-// PromptError is a prompt that the engine would refuse, too: what its chat
-// template raised, or a message without a role.
-type PromptError struct {
-	// Param names the field at fault; empty when that is not known.
-	Param string
-	Err   error
-}
-
-// Error implements error.
-func (e *PromptError) Error() string { return e.Err.Error() }
-
-// Unwrap returns the cause.
-func (e *PromptError) Unwrap() error { return e.Err }
-
-// ErrNoTokens is returned by a source that cannot tell the tokens of a prompt.
-var ErrNoTokens = errors.New("the tokens of this prompt are not known")
-
-// byteTokens is one token a byte, as the simulated engines do.
-type byteTokens struct{}
-
-func (byteTokens) Tokens(_ context.Context, p *Prompt, dst []uint32) (Tokens, error) {
-	text := p.Text
-	if p.Chat {
-		var err error
-		if text, err = (tokenize.Bytes{}).Render(p.Messages, p.Tools); err != nil {
-			return Tokens{}, &PromptError{Param: fieldOf(err), Err: err}
-		}
+// newSource makes the source that the configuration names.
+func (g *Gateway) newSource(reg prometheus.Registerer) (TokenSource, error) {
+	if g.cfg.Tokens != nil {
+		return g.cfg.Tokens, nil
 	}
-	return Tokens{IDs: tokenize.AppendText(dst, text), Source: SourceInProcess}, nil
+	return tokensource.Named(g.cfg.Tokenizer, tokensource.Config{
+		ChatTemplate: g.cfg.ChatTemplate, EngineKind: g.cfg.EngineKind, EngineKey: g.cfg.EngineKey, Engines: g.engines, Registerer: reg,
+	})
 }
 
-// clientTokens knows no text: only prompts that are ids have tokens, and those
-// never come here.
-type clientTokens struct{}
-
-func (clientTokens) Tokens(context.Context, *Prompt, []uint32) (Tokens, error) {
-	return Tokens{}, ErrNoTokens
-}
-
-// sourceFor returns the source that a configuration names.
-func sourceFor(cfg Config) TokenSource {
-	switch {
-	case cfg.Tokens != nil:
-		return cfg.Tokens
-	case cfg.Tokenizer == TokenizerClient:
-		return clientTokens{}
-	default:
-		return byteTokens{}
+// engines are the replicas that can be asked for tokens.
+func (g *Gateway) engines() []tokensource.Replica {
+	live := g.view.Live()
+	out := make([]tokensource.Replica, 0, len(live))
+	for _, e := range live {
+		out = append(out, tokensource.Replica{Name: e.Replica, Address: e.Address, Kind: e.EngineKind})
 	}
+	return out
 }
 
 // tokens finds the prompt's tokens, and from them its keys.
@@ -125,19 +64,22 @@ func (g *Gateway) tokens(ctx context.Context, rq *request, scanned *tokenize.Req
 		}
 	}
 	root := blockkey.Root(rq.model, rq.lora, rq.salt)
-	found := Tokens{IDs: scanned.IDs, Source: SourceClient}
+	found := tokensource.Tokens{IDs: scanned.IDs, Source: SourceClient}
 	if rq.kind == endpointChat || scanned.PromptKind != tokenize.IDPrompt {
 		var err error
-		found, err = g.source.Tokens(ctx, &Prompt{
+		rq.prompt = &tokensource.Prompt{
 			Chat: rq.kind == endpointChat, Messages: scanned.Messages, Tools: scanned.Tools, Text: scanned.Text, Template: scanned.Template,
-			Model: rq.model, LoRA: rq.lora, Salt: rq.salt, Root: root, BlockTokens: int(pool.blockTokens),
-		}, scanned.IDs)
-		var fault *PromptError
+			Model: rq.model, LoRA: rq.lora, Root: root, BlockTokens: int(pool.blockTokens),
+		}
+		found, err = g.source.Tokens(ctx, rq.prompt, scanned.IDs)
+		var fault *tokensource.PromptError
+		var unavailable *tokensource.UnavailableError
 		switch {
 		case errors.As(err, &fault):
 			return refuse(fault.Param, fault.Err)
 		case err != nil:
-			if !errors.Is(err, ErrNoTokens) && ctx.Err() == nil {
+			// That clients must send ids is how the gateway was told to be.
+			if ctx.Err() == nil && !(errors.As(err, &unavailable) && unavailable.Reason == string(tokensource.Client)) {
 				g.log.Warn("the tokens of a prompt could not be found; it is routed by load alone", "request", rq.id, "error", err)
 			}
 			rq.unkeyed(len(scanned.Text) + len(scanned.Messages) + len(scanned.Tools))
@@ -173,9 +115,4 @@ func fieldOf(err error) string {
 		return ""
 	}
 	return name
-}
-
-// unknownTokenizer is the error for a --tokenizer that names no source.
-func unknownTokenizer(name string) error {
-	return fmt.Errorf("tokenizer %q is not known; --tokenizer takes bytes or client", name)
 }

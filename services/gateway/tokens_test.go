@@ -13,16 +13,17 @@ import (
 
 	"warmpath/routing/blockkey"
 	pb "warmpath/schemas/warmpathv1"
+	"warmpath/services/tokensource"
 )
 
 // scriptedTokens answers as a test says, and keeps what it was asked.
 type scriptedTokens struct {
 	mu     sync.Mutex
-	asked  []Prompt
-	answer func(p *Prompt, dst []uint32) (Tokens, error)
+	asked  []tokensource.Prompt
+	answer func(p *tokensource.Prompt, dst []uint32) (tokensource.Tokens, error)
 }
 
-func (s *scriptedTokens) Tokens(_ context.Context, p *Prompt, dst []uint32) (Tokens, error) {
+func (s *scriptedTokens) Tokens(_ context.Context, p *tokensource.Prompt, dst []uint32) (tokensource.Tokens, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	kept := *p
@@ -49,8 +50,8 @@ func TestTokenSource(t *testing.T) {
 		"chat_template_kwargs":{"enable_thinking":false},"tool_choice":"none","add_generation_prompt":false,"continue_final_message":true}`
 	root := blockkey.Root(testModel, "sql", "s")
 
-	source.answer = func(_ *Prompt, dst []uint32) (Tokens, error) {
-		return Tokens{IDs: append(dst, 1, 2, 3, 4, 5), Source: SourceEngine}, nil
+	source.answer = func(_ *tokensource.Prompt, dst []uint32) (tokensource.Tokens, error) {
+		return tokensource.Tokens{IDs: append(dst, 1, 2, 3, 4, 5), Source: "engine"}, nil
 	}
 	if status, text := ask("ids", body); status != 200 {
 		t.Fatalf("got %d %s", status, text)
@@ -59,24 +60,26 @@ func TestTokenSource(t *testing.T) {
 	if !p.Chat || string(p.Messages) != `[{"role":"user","content":"x"}]` || string(p.Tools) != `[{"type":"function"}]` || string(p.Template.Documents) != `[{"title":"d"}]` ||
 		string(p.Template.ChatTemplateKwargs) != `{"enable_thinking":false}` || p.Template.AddGenerationPrompt == nil || *p.Template.AddGenerationPrompt ||
 		p.Template.ContinueFinalMessage == nil || !*p.Template.ContinueFinalMessage || p.Template.AddSpecialTokens != nil ||
-		p.Model != testModel || p.LoRA != "sql" || p.Salt != "s" || p.Root != root || p.BlockTokens != blockTokens {
+		p.Model != testModel || p.LoRA != "sql" || p.Root != root || p.BlockTokens != blockTokens {
 		t.Errorf("the source was asked %+v", p)
 	}
-	source.answer = func(*Prompt, []uint32) (Tokens, error) {
-		return Tokens{Keys: []blockkey.Key{7, 8}, Count: 11, Source: SourceInProcess}, nil
+	source.answer = func(*tokensource.Prompt, []uint32) (tokensource.Tokens, error) {
+		return tokensource.Tokens{Keys: []blockkey.Key{7, 8}, Count: 11, Source: "in_process"}, nil
 	}
 	if status, text := ask("keys", body); status != 200 {
 		t.Fatalf("got %d %s", status, text)
 	}
 	// The template's refusal is the client's, as it would be the engine's.
-	source.answer = func(*Prompt, []uint32) (Tokens, error) {
-		return Tokens{}, fmt.Errorf("render: %w", &PromptError{Param: "messages", Err: errors.New("roles must alternate")})
+	source.answer = func(*tokensource.Prompt, []uint32) (tokensource.Tokens, error) {
+		return tokensource.Tokens{}, fmt.Errorf("render: %w", &tokensource.PromptError{Param: "messages", Err: errors.New("roles must alternate")})
 	}
 	if status, text := ask("refused", body); status != http.StatusBadRequest || !strings.Contains(text, "roles must alternate") || !strings.Contains(text, `"param":"messages"`) {
 		t.Errorf("got %d %s", status, text)
 	}
 	// A source that is away is no reason not to serve.
-	source.answer = func(*Prompt, []uint32) (Tokens, error) { return Tokens{}, errors.New("connection refused") }
+	source.answer = func(*tokensource.Prompt, []uint32) (tokensource.Tokens, error) {
+		return tokensource.Tokens{}, errors.New("connection refused")
+	}
 	if status, text := ask("away", body); status != 200 {
 		t.Errorf("got %d %s", status, text)
 	}
@@ -89,8 +92,8 @@ func TestTokenSource(t *testing.T) {
 		keys   []blockkey.Key
 		tokens uint64
 	}{
-		"ids":    {SourceEngine, blockkey.Chain(nil, root, []uint32{1, 2, 3, 4}, blockTokens), 5},
-		"keys":   {SourceInProcess, []blockkey.Key{7, 8}, 11},
+		"ids":    {"engine", blockkey.Chain(nil, root, []uint32{1, 2, 3, 4}, blockTokens), 5},
+		"keys":   {"in_process", []blockkey.Key{7, 8}, 11},
 		"away":   {SourceNone, nil, 0},
 		"client": {SourceClient, blockkey.Chain(nil, blockkey.Root(testModel, "", ""), []uint32{0, 7, 14, 21, 28, 35, 42, 49}, blockTokens), 8},
 	} {
