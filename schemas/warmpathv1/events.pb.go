@@ -2205,7 +2205,8 @@ type Finished struct {
 	Status       Status `protobuf:"varint,7,opt,name=status,proto3,enum=warmpath.v1.Status" json:"status,omitempty"`
 	// What the engine answered, 0 when it did not.
 	HttpStatus uint32 `protobuf:"varint,8,opt,name=http_status,json=httpStatus,proto3" json:"http_status,omitempty"`
-	// Short stable word for an error: dial, timeout, reset, http_5xx, …
+	// Short stable word for an error: dial, timeout, reset, http_5xx, http_429,
+	// client_error (the engine answered another 4xx), engine_auth, …
 	ErrorKind string `protobuf:"bytes,9,opt,name=error_kind,json=errorKind,proto3" json:"error_kind,omitempty"`
 	// As the engine counts them; absent when it did not say.
 	PromptTokens     *uint64 `protobuf:"varint,10,opt,name=prompt_tokens,json=promptTokens,proto3,oneof" json:"prompt_tokens,omitempty"`
@@ -2428,7 +2429,8 @@ type Mismatch struct {
 	// Empty when it is of the whole pool.
 	Replica string `protobuf:"bytes,3,opt,name=replica,proto3" json:"replica,omitempty"`
 	TimeUs  int64  `protobuf:"varint,4,opt,name=time_us,json=timeUs,proto3" json:"time_us,omitempty"`
-	// Likely cause: template, tokenizer, block_size, salt, lora, events_off, usage_off.
+	// Likely cause: template, tokenizer, block_size, salt, lora, events_off, usage_off,
+	// caching_off.
 	Cause string `protobuf:"bytes,5,opt,name=cause,proto3" json:"cause,omitempty"`
 	// What was seen and what to do, in a sentence.
 	Detail string `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"`
