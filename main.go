@@ -27,6 +27,7 @@ import (
 	"warmpath/tools/bench"
 	"warmpath/tools/doctor"
 	"warmpath/tools/index"
+	"warmpath/tools/route"
 	"warmpath/tools/tail"
 	"warmpath/tools/tokenize"
 )
@@ -46,6 +47,7 @@ type commands struct {
 	Tail       tail.Command       `cmd:"" help:"Print events as JSON lines, live or from a sequence or a time."`
 	Audit      audit.Command      `cmd:"" help:"Recompute recorded decisions from the streams; exit 1 on any that differs."`
 	Index      index.Command      `cmd:"" help:"Look into prefix indexes: of snapshots, of files, folded from the stream; compare two."`
+	Route      route.Command      `cmd:"" help:"Show where one request would go, and why; nothing is sent or counted."`
 	Tokenize   tokenize.Command   `cmd:"" help:"Print what a model directory makes of a text or a chat: token ids, rendered prompt, block keys."`
 	Doctor     doctor.Command     `cmd:"" help:"Look at a part of a deployment and say in words what is wrong with it; exit 1 when something is."`
 	Bench      bench.Command      `cmd:"" help:"Measure the promised figures, each beside its floor; exit 1 when a bound is missed."`

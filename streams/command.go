@@ -126,6 +126,7 @@ func printChanges(w io.Writer, changes []Change, asJSON bool) error {
 type RolesCommand struct {
 	Pools     []string          `name:"pools" required:"" env:"WARMPATH_POOLS" help:"Pools, comma separated."`
 	Gateways  []string          `name:"gateway" sep:"none" placeholder:"POOL/GATEWAY" help:"A gateway that gets a user of its own, gateway-<pool>-<gateway>. May be repeated; without any, one user gateway is for all."`
+	Followers []string          `name:"follower" sep:"none" placeholder:"POOL/GATEWAY" help:"A gateway that decides in its own process and gets a user of its own, follower-<pool>-<gateway>. May be repeated."`
 	Bridges   []string          `name:"bridge" sep:"none" placeholder:"POOL/REPLICA,…" help:"The replicas of a bridge that gets a user of its own, bridge-<pool>-<first replica>. May be repeated; without any, one user bridge is for all."`
 	Passwords map[string]string `name:"password" mapsep:"none" placeholder:"USER=PASSWORD" help:"A user's password, plain or bcrypt. A user without one has it read from the server's environment, WARMPATH_PASSWORD_<USER>."`
 	JSON      bool              `name:"json" help:"Print the roles as JSON, without passwords."`
@@ -165,6 +166,14 @@ func (c *RolesCommand) roles() ([]Role, error) {
 		r, err := GatewayRole(pool, name)
 		if err != nil {
 			return nil, fmt.Errorf("--gateway %s: %w", g, err)
+		}
+		roles = append(roles, r)
+	}
+	for _, f := range c.Followers {
+		pool, name, _ := strings.Cut(f, "/")
+		r, err := FollowerRole(pool, name)
+		if err != nil {
+			return nil, fmt.Errorf("--follower %s: %w", f, err)
 		}
 		roles = append(roles, r)
 	}

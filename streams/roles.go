@@ -15,6 +15,9 @@ const (
 	// RoleGateway publishes decisions and outcomes, asks routers, follows the
 	// live decisions of others, and reads fleet and load to fall back on.
 	RoleGateway = "gateway"
+	// RoleFollower is a gateway that decides in its own process: it also reads KV
+	// batches and index snapshots, as a router does.
+	RoleFollower = "follower"
 	// RoleRouter answers svc.route, reads everything that a decision needs, and
 	// writes index snapshots.
 	RoleRouter = "router"
@@ -72,6 +75,16 @@ func GatewayRole(pool, gateway string) (Role, error) {
 	return newRole(RoleGateway, RoleGateway+"-"+pool+"-"+gateway, []string{pool}, []string{gateway}), nil
 }
 
+// FollowerRole is GatewayRole for a gateway that decides by itself (package
+// follow), named "follower-<pool>-<gateway>".
+func FollowerRole(pool, gateway string) (Role, error) {
+	r, err := GatewayRole(pool, gateway)
+	if err != nil {
+		return Role{}, err
+	}
+	return newRole(RoleFollower, RoleFollower+"-"+pool+"-"+gateway, r.Pools, r.Names), nil
+}
+
 // BridgeRole is the user of one bridge, named "bridge-<pool>-<first replica>":
 // it may publish only for the replicas given, which are those of its engine.
 func BridgeRole(pool string, replicas ...string) (Role, error) {
@@ -96,6 +109,12 @@ func newRole(kind, user string, pools, names []string) Role {
 		r.grantBridge()
 	case RoleGateway:
 		r.grantGateway()
+	case RoleFollower:
+		r.grantGateway()
+		r.grantSnapshots()
+		for _, pool := range r.Pools {
+			r.grantConsume(KVStream(pool), "")
+		}
 	case RoleRouter:
 		r.grantRouter()
 	case RoleAnalytics:

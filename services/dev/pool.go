@@ -165,7 +165,7 @@ func (f *pool) startServices(ctx context.Context, h *house, p *plan) error {
 	f.router = &component{
 		name: "router" + suffix, url: "http://" + router,
 		args: append([]string{"router", "--pool=" + f.name, "--name=router", "--listen=" + router, "--policy=" + f.policy,
-			fmt.Sprintf("--seed=%d", p.Seed)}, paramFlags(f.params)...),
+			"--tokenizer=bytes", fmt.Sprintf("--seed=%d", p.Seed)}, paramFlags(f.params)...),
 		env: []string{h.natsEnv(streams.RoleRouter)},
 	}
 	clock := "model"

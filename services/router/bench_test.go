@@ -1,6 +1,7 @@
 package router
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -53,7 +54,7 @@ func BenchmarkDecide(b *testing.B) {
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				q.RequestId = fmt.Sprintf("req-%d", i)
-				d := r.Decide(q).Decision
+				d := r.Decide(context.Background(), q).Decision
 				if d == nil {
 					b.Fatal("no decision")
 				}

@@ -26,6 +26,11 @@ type Command struct {
 	Param  map[string]float64 `placeholder:"NAME=VALUE" help:"Policy parameter in place of its default. May be repeated."`
 	Seed   uint64             `default:"1" help:"Seed of the decisions' randomness."`
 
+	Tokenizer    string `default:"client" placeholder:"FOLDER" help:"How prompts given as text become tokens, the same as in the engines: the folder of a model (tokenizer.json and chat template), engine (they are asked), bytes (simulated engines), or client, the default: requests give token ids or keys."`
+	ChatTemplate string `type:"existingfile" placeholder:"FILE" help:"Chat template that the engines were given in place of the model's own."`
+	EngineKind   string `enum:"vllm,sglang,trtllm" default:"vllm" help:"Whose rules a chat template is rendered by: vllm or sglang."`
+	EngineKey    string `env:"WARMPATH_ENGINE_KEY" placeholder:"KEY" help:"API key that engines are shown when they are asked for tokens; best given by the environment."`
+
 	Lease         time.Duration `default:"10m" help:"How long a decision without an outcome counts as in flight."`
 	ReportMaxAge  time.Duration `default:"10s" help:"How old a load report may be and still be believed."`
 	DispatchGrace time.Duration `default:"50ms" help:"How long after a decision a load report may still not know of its request."`
@@ -40,6 +45,23 @@ type Command struct {
 	SnapshotEvery  time.Duration `default:"5m" help:"Age at which the newest snapshot is replaced."`
 	SnapshotEvents uint64        `default:"100000" help:"KV messages after which the newest snapshot is replaced."`
 	SnapshotKeep   int           `default:"3" help:"Snapshots to keep."`
+}
+
+// Help is what the command line's help says below its first line.
+func (Command) Help() string {
+	return `A request, over NATS on svc.route.<pool> or as POST /v1/route, says whose it is (pool, gateway, request_id, attempt), which replicas to exclude, and its prompt in one form:
+
+  keys, prompt_tokens   the keys of its full blocks, and its length
+  token_ids             its tokens
+  prompt                a completion's text                          (needs --tokenizer)
+  chat                  the JSON body of a chat completion request   (needs --tokenizer)
+  prompt_tokens         its length alone: load decides
+
+Over HTTP it is warmpath.v1.RouteRequest in protobuf's JSON form, and chat may be the object itself. Over NATS it is protobuf, or that JSON when it begins with a brace or its header Content-Type is application/json; the answer then is JSON, too, unless the header Accept is application/x-protobuf. dry_run decides without counting it.
+
+  {"pool": "chat", "gateway": "edge-1", "request_id": "42", "chat": {"messages": [{"role": "user", "content": "Hi"}]}}
+
+The answer names the replica's address, the data_parallel_rank to ask for where it has one, and the whole decision, which the gateway should publish on route.<pool>.<gateway>, followed by how the request ended.`
 }
 
 // Run routes until ctx ends, then answers what it has and returns nil.
@@ -57,6 +79,7 @@ func (c *Command) Run(ctx context.Context) error {
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	r, err := New(Config{
 		Pool: c.Pool, Name: name, Policy: c.Policy, Params: c.Param, Seed: c.Seed, Listen: c.Listen,
+		Tokenizer: c.Tokenizer, ChatTemplate: c.ChatTemplate, EngineKind: c.EngineKind, EngineKey: c.EngineKey,
 		Ledger: policy.LedgerConfig{
 			Lease: c.Lease, ReportMaxAge: c.ReportMaxAge, DispatchGrace: c.DispatchGrace, DefaultPrefillRate: c.PrefillRate,
 		},

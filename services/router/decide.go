@@ -1,17 +1,18 @@
 package router
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/zeebo/xxh3"
 
-	"warmpath/routing/blockkey"
 	"warmpath/routing/policy"
 	"warmpath/routing/prefix"
 	pb "warmpath/schemas/warmpathv1"
@@ -33,20 +34,57 @@ const (
 const fullKV = 0.95
 
 // Decide answers a request: a decision and the address it goes to, or why there
-// is none. The decision counts at once, for the next ones. It does no I/O, and
-// is safe for concurrent use.
-func (r *Router) Decide(q *pb.RouteRequest) *pb.RouteResponse {
+// is none. The decision counts at once, for the next ones, unless the request is
+// a dry run. It does no I/O but where an engine must tokenize a prompt, for which
+// ctx is. It does not change q, keeps its keys, and is safe for concurrent use.
+func (r *Router) Decide(ctx context.Context, q *pb.RouteRequest) *pb.RouteResponse {
+	return r.answer(ctx, q).RouteResponse
+}
+
+// reply is an answer, and what people who ask may want to know beside it.
+type reply struct {
+	*pb.RouteResponse
+	textBytes int
+	unkeyed   string
+}
+
+func (r *Router) answer(ctx context.Context, q *pb.RouteRequest) reply {
 	start := time.Now()
-	d, address, err := r.decision(q, start)
+	a, s, err := r.ask(ctx, q)
+	if err == nil && a.form.needsTokens() {
+		start = time.Now() // tokenizing has its own figure
+	}
+	var d *pb.Decided
+	var to *pb.FleetEntry
+	if err == nil {
+		d, to, err = r.decision(a, s, start)
+	}
 	r.metrics.duration.Observe(time.Since(start).Seconds())
 	if err != nil {
-		return r.refuse(err)
+		return r.turnDown(err)
 	}
-	r.totals.decisions.Add(1)
-	r.totals.micros.Add(d.DecideUs)
-	r.metrics.decided(d)
-	return &pb.RouteResponse{Decision: d, Address: address}
+	if q.DryRun {
+		r.metrics.dryRuns.Inc()
+	} else {
+		r.totals.decisions.Add(1)
+		r.totals.micros.Add(d.DecideUs)
+		r.metrics.decided(d)
+	}
+	return reply{&pb.RouteResponse{Decision: d, Address: to.Address, DataParallelRank: to.DataParallelRank}, a.textBytes, a.unkeyed}
 }
+
+// about puts what is beside the answer into headers.
+func (a reply) about(h interface{ Set(key, value string) }) {
+	if a.textBytes > 0 {
+		h.Set(headerTextBytes, strconv.Itoa(a.textBytes))
+	}
+	if a.unkeyed != "" {
+		h.Set(headerUnkeyed, strings.Join(strings.Fields(a.unkeyed), " "))
+	}
+}
+
+// turnDown is refuse for a reply.
+func (r *Router) turnDown(err error) reply { return reply{RouteResponse: r.refuse(err)} }
 
 // refuse counts a request that gets no decision, and says why.
 func (r *Router) refuse(err error) *pb.RouteResponse {
@@ -69,59 +107,70 @@ func notReady(text string) error {
 	return &refusal{pb.RouteErrorCode_ROUTE_ERROR_CODE_NOT_READY, text}
 }
 
-func (r *Router) decision(q *pb.RouteRequest, start time.Time) (*pb.Decided, string, error) {
+// starting is the refusal of a router whose health is err.
+func starting(err error) error {
+	return notReady(err.Error() + "; ask another router, or fall back")
+}
+
+// ask checks a request, and finds its keys.
+func (r *Router) ask(ctx context.Context, q *pb.RouteRequest) (*asked, shape, error) {
 	if err := r.health(); err != nil {
-		return nil, "", notReady(err.Error() + "; ask another router, or fall back")
+		return nil, shape{}, starting(err)
 	}
-	if err := validate(r.cfg.Pool, q); err != nil {
-		return nil, "", err
-	}
-	fleet := r.replicas(r.now())
-	s, err := shapeOf(q, fleet)
+	a, err := read(r.cfg.Pool, q)
 	if err != nil {
-		return nil, "", err
+		return nil, shape{}, err
 	}
-	keys := q.Keys
-	if len(q.TokenIds) > 0 {
-		n := len(q.TokenIds) / int(s.blockTokens)
-		if n > maxKeys {
-			return nil, "", invalid("token_ids has %d full blocks of %d tokens; the limit is %d: shorten the prompt", n, s.blockTokens, maxKeys)
-		}
-		keys = blockkey.Chain(make([]uint64, 0, n), blockkey.Root(s.model, q.Lora, q.Salt), q.TokenIds, int(s.blockTokens))
+	a.fleet = r.replicas(r.now())
+	a.nameModel()
+	s, err := shapeOf(a, a.fleet)
+	if err != nil {
+		return nil, shape{}, err
+	}
+	if err := r.keyed(ctx, a, s); err != nil {
+		return nil, shape{}, err
+	}
+	return a, s, nil
+}
+
+func (r *Router) decision(a *asked, s shape, start time.Time) (*pb.Decided, *pb.FleetEntry, error) {
+	if a.form.needsTokens() {
+		a.fleet = r.replicas(r.now()) // tokenizing took its time
 	}
 	d := &pb.Decided{
-		Pool:         q.Pool,
-		Gateway:      q.Gateway,
-		RequestId:    q.RequestId,
-		Attempt:      q.Attempt,
+		Pool:         a.Pool,
+		Gateway:      a.Gateway,
+		RequestId:    a.RequestId,
+		Attempt:      a.Attempt,
 		Decider:      r.cfg.Name,
 		Model:        s.model,
-		Lora:         q.Lora,
+		Lora:         a.lora,
 		BlockTokens:  s.blockTokens,
-		PromptTokens: max(q.PromptTokens, uint64(len(q.TokenIds))),
-		Keys:         keys,
+		PromptTokens: a.tokens,
+		Keys:         a.keys,
 		Policy:       r.policy,
-		Seed:         decisionSeed(r.cfg.Seed, q.RequestId, q.Attempt),
-		Candidates:   candidates(q, s, fleet),
+		Seed:         decisionSeed(r.cfg.Seed, a.RequestId, a.Attempt),
+		Candidates:   candidates(a.Exclude, s, a.fleet),
+		TokenSource:  a.source,
 	}
-	if q.SessionId != "" {
-		d.SessionKey = xxh3.HashString(q.SessionId)
+	if a.session != "" {
+		d.SessionKey = xxh3.HashString(a.session)
 	}
-	if err := r.choose(d); err != nil {
-		return nil, "", err
+	if err := r.choose(d, a.DryRun); err != nil {
+		return nil, nil, err
 	}
 	d.DecideUs = uint64(time.Since(start).Microseconds())
-	for _, f := range fleet {
+	for _, f := range a.fleet {
 		if f.entry.Replica == d.Chosen {
-			return d, f.entry.Address, nil
+			return d, f.entry, nil
 		}
 	}
-	return nil, "", fmt.Errorf("policy %s chose %q, which is no candidate", d.Policy.Name, d.Chosen)
+	return nil, nil, fmt.Errorf("policy %s chose %q, which is no candidate", d.Policy.Name, d.Chosen)
 }
 
 // choose sees the index, the ledger and the predictions at one moment, decides,
-// and lets the next decision see this one.
-func (r *Router) choose(d *pb.Decided) error {
+// and lets the next decision see this one if it is more than a trial.
+func (r *Router) choose(d *pb.Decided, trial bool) error {
 	r.decide.Lock()
 	defer r.decide.Unlock()
 	now := r.now()
@@ -136,8 +185,10 @@ func (r *Router) choose(d *pb.Decided) error {
 		}
 		return fmt.Errorf("policy %s: %w", d.Policy.Name, err)
 	}
-	r.decide.turn++
-	r.count(d, now)
+	if !trial {
+		r.decide.turn++
+		r.count(d, now)
+	}
 	return nil
 }
 
@@ -156,22 +207,22 @@ func (r *Router) count(d *pb.Decided, now int64) {
 }
 
 // candidates are the pool's replicas as a request may use them, sorted by id.
-func candidates(q *pb.RouteRequest, s shape, fleet []seen) []*pb.Candidate {
+func candidates(exclude []string, s shape, fleet []seen) []*pb.Candidate {
 	block := make([]pb.Candidate, len(fleet))
 	out := make([]*pb.Candidate, len(fleet))
 	for i, f := range fleet {
 		c := &block[i]
 		c.Replica = f.entry.Replica
 		c.Epoch = f.entry.Epoch
-		c.Ineligible = ineligible(q, s, f)
+		c.Ineligible = ineligible(exclude, s, f)
 		out[i] = c
 	}
 	return out
 }
 
-func ineligible(q *pb.RouteRequest, s shape, f seen) string {
+func ineligible(exclude []string, s shape, f seen) string {
 	switch {
-	case slices.Contains(q.Exclude, f.entry.Replica):
+	case slices.Contains(exclude, f.entry.Replica):
 		return ineligibleExcluded
 	case f.dead:
 		return ineligibleDead

@@ -268,7 +268,7 @@ func (r *running) inFlight(replica string) uint32 {
 // mustDecide answers a request, which must get a decision.
 func (r *running) mustDecide(q *pb.RouteRequest) *pb.Decided {
 	r.env.Helper()
-	response := r.Decide(q)
+	response := r.Decide(context.Background(), q)
 	if response.Decision == nil {
 		r.env.Fatalf("no decision: %v %s", response.ErrorCode, response.Error)
 	}

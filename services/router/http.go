@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protojson"
-
 	pb "warmpath/schemas/warmpathv1"
 	"warmpath/services/httpserver"
 	"warmpath/streams"
@@ -18,7 +16,7 @@ import (
 
 // Limits of the HTTP side.
 const (
-	// maxBody holds a prompt of two million token ids as JSON.
+	// maxBody holds a prompt of two million token ids as JSON, or its text.
 	maxBody = 16 << 20
 	// maxHTTP bounds requests read and answered at once, and so their memory.
 	maxHTTP = 64
@@ -34,10 +32,10 @@ func (r *Router) handler() http.Handler {
 		select {
 		case slots <- struct{}{}:
 			defer func() { <-slots }()
-			answer(w, r.routeHTTP(w, req))
+			answer(w, req, r.routeHTTP(w, req))
 		default:
 			r.metrics.shed.WithLabelValues("http").Inc()
-			answer(w, refused(notReady("the router is overloaded; ask another one, or fall back")))
+			answer(w, req, reply{RouteResponse: refused(overloaded())})
 		}
 	})
 	mux.HandleFunc("GET /v1/state", func(w http.ResponseWriter, _ *http.Request) {
@@ -50,34 +48,41 @@ func (r *Router) handler() http.Handler {
 }
 
 // routeHTTP reads a RouteRequest in protobuf's JSON form and answers it.
-func (r *Router) routeHTTP(w http.ResponseWriter, req *http.Request) *pb.RouteResponse {
+func (r *Router) routeHTTP(w http.ResponseWriter, req *http.Request) reply {
 	if err := r.health(); err != nil {
-		return r.Decide(nil) // the same answer, without reading the prompt
+		return r.turnDown(starting(err)) // without reading the prompt
 	}
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // not every writer has one
 	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, maxBody))
 	if err != nil {
 		var large *http.MaxBytesError
 		if errors.As(err, &large) {
-			return r.refuse(invalid("body is larger than %d bytes; send keys instead of token_ids", large.Limit))
+			return r.turnDown(invalid("body is larger than %d bytes; send keys instead", large.Limit))
 		}
-		return r.refuse(invalid("body: %v; send it within %v", err, bodyTimeout))
+		return r.turnDown(invalid("body: %v; send it within %v", err, bodyTimeout))
 	}
-	q := &pb.RouteRequest{}
-	if err := protojson.Unmarshal(body, q); err != nil {
-		return r.refuse(invalid("body is not a %s in protobuf JSON: %s", q.ProtoReflect().Descriptor().FullName(), reason(err)))
+	q, err := decodeJSON(body)
+	if err != nil {
+		return r.turnDown(notJSON("body", err))
 	}
-	return r.Decide(q)
+	return r.answer(req.Context(), q)
+}
+
+// notJSON says what is wrong with a request in JSON. The decoder's words may hold
+// a piece of the prompt, and go to whoever sent it only.
+func notJSON(what string, err error) error {
+	return invalid("%s is not a %s in protobuf JSON: %s", what, (*pb.RouteRequest)(nil).ProtoReflect().Descriptor().FullName(), reason(err))
 }
 
 // answer writes a RouteResponse with the status of its error code.
-func answer(w http.ResponseWriter, response *pb.RouteResponse) {
-	body, err := protojson.Marshal(response)
+func answer(w http.ResponseWriter, req *http.Request, response reply) {
+	body, contentType, err := encode(response.RouteResponse, req.Header.Get("Accept") != contentProtobuf)
 	if err != nil {
 		http.Error(w, "encode answer: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
-	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Type", contentType)
+	response.about(w.Header())
 	if response.ErrorCode == pb.RouteErrorCode_ROUTE_ERROR_CODE_NOT_READY {
 		w.Header().Set("Retry-After", "1")
 	}

@@ -136,23 +136,39 @@ func (r *Router) liveDecided(d *pb.Decided, at int64) {
 }
 
 func (r *Router) liveMoved(m *pb.Moved) {
+	r.decide.Lock()
+	r.decide.own.take(attemptID(m.RequestId, m.Attempt))
+	r.decide.Unlock()
+	r.Moved(m)
+}
+
+// Moved ends an attempt that was given up: for whoever decides in this process,
+// and knows before it comes back on live.route. Applying it again, when it does,
+// changes nothing. Safe for concurrent use.
+func (r *Router) Moved(m *pb.Moved) {
 	id := attemptID(m.RequestId, m.Attempt)
 	r.decide.Lock()
 	defer r.decide.Unlock()
-	r.decide.own.take(id)
 	r.decide.ledger.ApplyMoved(m)
 	r.predictions.Drop(id)
 	delete(r.decide.sent, id)
 }
 
-// liveFinished ends a request. The blocks it made are in the replica's events by
-// now, so the prediction goes; of a replica without events they are learned.
 func (r *Router) liveFinished(f *pb.Finished) {
+	r.decide.Lock()
+	r.decide.own.take(attemptID(f.RequestId, f.Attempt))
+	r.decide.Unlock()
+	r.Finished(f)
+}
+
+// Finished ends a request. The blocks it made are in the replica's events by now,
+// so the prediction goes; of a replica without events they are learned. It is
+// called as Moved is.
+func (r *Router) Finished(f *pb.Finished) {
 	id := attemptID(f.RequestId, f.Attempt)
 	exact := r.publishesKV(f.Replica)
 	r.decide.Lock()
 	defer r.decide.Unlock()
-	r.decide.own.take(id)
 	r.decide.ledger.ApplyFinished(f)
 	learned := r.learn(id, f)
 	if exact || learned || f.Status != pb.Status_STATUS_OK {

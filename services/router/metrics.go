@@ -30,6 +30,9 @@ type metrics struct {
 	predictionsExpired prometheus.Counter
 	forgotten          prometheus.Counter
 	learned            prometheus.Counter
+	dryRuns            prometheus.Counter
+	tokenizing         prometheus.Histogram
+	unkeyed            prometheus.Counter
 	snapshotFailures   *prometheus.CounterVec
 	snapshotsRefused   *prometheus.CounterVec
 }
@@ -37,6 +40,10 @@ type metrics struct {
 // decisionBuckets are for a decision of tens of microseconds, up to where a
 // gateway has fallen back long ago.
 var decisionBuckets = []float64{10e-6, 25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3}
+
+// tokenizeBuckets are for prompts of which most was seen before, up to an engine
+// that does not answer.
+var tokenizeBuckets = []float64{50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 50e-3, 250e-3, 1}
 
 // ageBuckets are for the way of an event: engine, bridge, stream, index.
 var ageBuckets = []float64{1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 1, 10, 60}
@@ -74,6 +81,9 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 		predictionsExpired: counter("predictions_expired_total", "Predictions that ran out unconfirmed."),
 		forgotten:          counter("replicas_forgotten_total", "Lost replicas whose blocks were dropped from the index."),
 		learned:            counter("learned_requests_total", "Requests from which the cache of a replica without events was learned."),
+		dryRuns:            counter("dry_runs_total", "Decisions that only were asked about."),
+		tokenizing:         histogram("tokenize_seconds", "Time to find the tokens of a prompt given as text.", tokenizeBuckets),
+		unkeyed:            counter("unkeyed_total", "Prompts given as text whose tokens could not be found, so that load alone decided."),
 		snapshotFailures:   vector("snapshot_failures_total", "Snapshots that could not be looked at, written or removed, by reason.", "reason"),
 		snapshotsRefused:   vector("snapshots_refused_total", "Snapshots that a starting router could not use, by reason.", "reason"),
 	}
@@ -83,7 +93,7 @@ func newMetrics(reg prometheus.Registerer, r *Router) (*metrics, error) {
 	for _, c := range []prometheus.Collector{
 		m.decisions, m.errors, m.duration, m.promptTokens, m.predictedTokens, m.batchAge, m.invalid, m.holes,
 		m.missingBatches, m.routeEvents, m.reports, m.reportsInvalid, m.overruled, m.shed, m.leasesExpired, m.predictionsExpired,
-		m.forgotten, m.learned, m.snapshotFailures, m.snapshotsRefused, newGauges(r, pool), newIndexGauges(r, pool),
+		m.forgotten, m.learned, m.dryRuns, m.tokenizing, m.unkeyed, m.snapshotFailures, m.snapshotsRefused, newGauges(r, pool), newIndexGauges(r, pool),
 	} {
 		if err := reg.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w; give each router a registry of its own", err)

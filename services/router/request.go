@@ -33,9 +33,21 @@ func invalid(format string, args ...any) error {
 	return &refusal{pb.RouteErrorCode_ROUTE_ERROR_CODE_INVALID, fmt.Sprintf(format, args...)}
 }
 
-// validate checks every field of a request on its own and against the others.
-// What depends on the fleet is checked by shapeOf.
-func validate(pool string, q *pb.RouteRequest) error {
+// validate checks every field of a request on its own and against the others, and
+// finds the form of its prompt. What depends on the fleet is checked by shapeOf.
+func validate(pool string, q *pb.RouteRequest) (form, error) {
+	if err := validNames(pool, q); err != nil {
+		return 0, err
+	}
+	f, err := formOf(q)
+	if err == nil {
+		err = validPrompt(q)
+	}
+	return f, err
+}
+
+// validNames checks everything but the prompt.
+func validNames(pool string, q *pb.RouteRequest) error {
 	if q.Pool != pool {
 		return invalid("pool is %.64q; this router routes %q: ask its own router, on %s or with its URL", q.Pool, pool, streams.ServiceSubject(pool))
 	}
@@ -62,9 +74,6 @@ func validate(pool string, q *pb.RouteRequest) error {
 	if q.Attempt > maxAttempt {
 		return invalid("attempt is %d; the limit is %d: give the request up before", q.Attempt, maxAttempt)
 	}
-	if err := validPrompt(q); err != nil {
-		return err
-	}
 	if len(q.Exclude) > maxExcluded {
 		return invalid("exclude has %d replicas; the limit is %d", len(q.Exclude), maxExcluded)
 	}
@@ -90,24 +99,6 @@ func validText(field, value string, limit int) error {
 	return nil
 }
 
-// validPrompt wants the prompt as keys with its length, or as token ids.
-func validPrompt(q *pb.RouteRequest) error {
-	tokens := uint64(len(q.TokenIds))
-	switch {
-	case len(q.Keys) > 0 && tokens > 0:
-		return invalid("keys and token_ids are both given; give one of them, since the other follows")
-	case tokens == 0 && q.PromptTokens == 0:
-		return invalid("prompt_tokens is 0; give the prompt's length and keys, or token_ids")
-	case tokens > 0 && q.PromptTokens != 0 && q.PromptTokens != tokens:
-		return invalid("prompt_tokens is %d and token_ids has %d; leave prompt_tokens out when token_ids is given", q.PromptTokens, tokens)
-	case max(tokens, q.PromptTokens) > maxPromptTokens:
-		return invalid("prompt_tokens is %d; the limit is %d: shorten the prompt", max(tokens, q.PromptTokens), maxPromptTokens)
-	case len(q.Keys) > maxKeys:
-		return invalid("keys has %d keys; the limit is %d: use larger blocks, or shorten the prompt", len(q.Keys), maxKeys)
-	}
-	return nil
-}
-
 // shape is what the replicas that fit a request have in common.
 type shape struct {
 	model       string
@@ -117,7 +108,7 @@ type shape struct {
 // shapeOf finds the model and block size that a request is for among the fleet.
 // A pool has one of each; while it changes, the one that fits the request is
 // taken, and of several that fit, the one most replicas have.
-func shapeOf(q *pb.RouteRequest, fleet []seen) (shape, error) {
+func shapeOf(q *asked, fleet []seen) (shape, error) {
 	counts := map[shape]int{}
 	models := map[string]bool{}
 	for _, s := range fleet {
@@ -125,7 +116,7 @@ func shapeOf(q *pb.RouteRequest, fleet []seen) (shape, error) {
 			continue
 		}
 		models[s.entry.Model] = true
-		if q.Model == "" || s.entry.Model == q.Model {
+		if q.model == "" || s.entry.Model == q.model {
 			counts[shape{s.entry.Model, s.entry.BlockTokens}]++
 		}
 	}
@@ -135,9 +126,9 @@ func shapeOf(q *pb.RouteRequest, fleet []seen) (shape, error) {
 	}
 	if len(counts) == 0 {
 		return shape{}, &refusal{pb.RouteErrorCode_ROUTE_ERROR_CODE_NO_REPLICA,
-			fmt.Sprintf("no live replica serves model %q; served: %s", q.Model, listed(models))}
+			fmt.Sprintf("no live replica serves model %q; served: %s", q.model, listed(models))}
 	}
-	if q.Model == "" && len(models) > 1 {
+	if q.model == "" && len(models) > 1 {
 		return shape{}, invalid("model is empty and the pool serves %s; name one", listed(models))
 	}
 	var best shape
@@ -156,11 +147,11 @@ func shapeOf(q *pb.RouteRequest, fleet []seen) (shape, error) {
 }
 
 // fits says whether the request's keys can be those of its full blocks.
-func fits(q *pb.RouteRequest, blockTokens uint32) bool {
-	return len(q.TokenIds) > 0 || uint64(len(q.Keys)) == q.PromptTokens/uint64(blockTokens)
+func fits(q *asked, blockTokens uint32) bool {
+	return q.form != formKeys || uint64(len(q.Keys)) == q.PromptTokens/uint64(blockTokens)
 }
 
-func misfit(q *pb.RouteRequest, counts map[shape]int) error {
+func misfit(q *asked, counts map[shape]int) error {
 	sizes := map[string]bool{}
 	for s := range counts {
 		sizes[fmt.Sprint(s.blockTokens)] = true

@@ -2,6 +2,7 @@ package router
 
 import (
 	"bytes"
+	"context"
 	"strings"
 	"testing"
 
@@ -49,7 +50,7 @@ func TestMalformedRequestsAreNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			q := request(keysOf(1, 4))
 			c.break_(q)
-			response := r.Decide(q)
+			response := r.Decide(context.Background(), q)
 			if response.ErrorCode != pb.RouteErrorCode_ROUTE_ERROR_CODE_INVALID || response.Decision != nil {
 				t.Fatalf("answer %v", response)
 			}
@@ -129,11 +130,11 @@ func TestADecisionTooLargeForTheServerIsAnError(t *testing.T) {
 	r.nc = nc
 	q := request(nil)
 	q.PromptTokens, q.TokenIds = 0, make([]uint32, 1<<16) // four times the limit as keys
-	response := r.Decide(q)
+	response := r.Decide(context.Background(), q)
 	if response.Decision == nil {
 		t.Fatal(response.Error)
 	}
-	r.respond("answer", response)
+	r.respond(question{reply: "answer"}, reply{RouteResponse: response})
 	msg, err := sub.NextMsg(patience)
 	if err != nil {
 		t.Fatal(err)
@@ -179,7 +180,7 @@ func FuzzDecideNeverPanics(f *testing.F) {
 		if proto.Unmarshal(data, q) != nil {
 			return
 		}
-		response := r.Decide(q)
+		response := r.Decide(context.Background(), q)
 		if (response.Decision == nil) == (response.ErrorCode == 0) {
 			t.Errorf("answer %v", response)
 		}

@@ -3,9 +3,30 @@
 // from the live decisions of other routers and gateways, and answers over NATS
 // (svc.route.<pool>) and HTTP (POST /v1/route).
 //
+// A request (pb.RouteRequest) gives its prompt in one of these forms:
+//
+//   - keys: the keys of all its full blocks, and prompt_tokens, its length;
+//   - token_ids;
+//   - prompt: a completion's text;
+//   - chat: the JSON body of a chat completion request, as the client sent it.
+//     Its model, cache_salt and user are taken where the request has no model, salt
+//     and session_id;
+//   - prompt_tokens alone: nothing of it is known, and it is decided by load.
+//
+// A model that is none of the pool's, but listed by the fleet as an adapter, is
+// taken as one. Text and chat need the pool's tokenizer, --tokenizer. Over HTTP a request is
+// protobuf's JSON form, in which chat may also be the object itself. Over NATS it
+// is protobuf, or JSON when it begins with a brace or its header Content-Type says
+// application/json; then the answer is JSON, too. Either way the header Accept:
+// application/x-protobuf makes the answer protobuf, whose decision can be published
+// as it is.
+//
 // Every answer is a complete pb.Decided: from it alone the choice can be
 // recomputed, and from the KV stream up to its kv_seq the matches can. To keep
 // the second true, the index is a function of the stream and of nothing else.
+// Whoever asks sends the request to the address of the answer and publishes the
+// decision, and how it went, on route.<pool>.<gateway>; with dry_run it does
+// neither, and the decision counts for nothing.
 package router
 
 import (
@@ -33,93 +54,6 @@ import (
 	"warmpath/streams/snapshot"
 )
 
-// Config is what one router is. Only Pool must be given: New puts the default
-// that a field's comment names in place of a zero value.
-type Config struct {
-	// Pool is the pool whose requests are routed.
-	Pool string
-	// Name is this instance, as decisions record it. Default: "router".
-	Name string
-	// Policy decides; Params override its defaults. Default: "ttft".
-	Policy string
-	Params map[string]float64
-	// Seed is mixed into each decision's own seed. Routers of a pool may differ.
-	Seed uint64
-	// Listen is the HTTP address. Default: 127.0.0.1:0, a free port.
-	Listen string
-	// Ledger says how long what decisions added to the load is believed. Its zero
-	// values are package policy's defaults; DispatchGrace 0 means none.
-	Ledger policy.LedgerConfig
-	// PredictionTTL is how long a block that a decision is about to create counts
-	// as present when nothing confirms or ends it. Default: 2 minutes, longer than
-	// the prefill of any prompt takes behind a queue.
-	PredictionTTL time.Duration
-	// RouteTail is how many of the newest ROUTE messages a starting router reads to
-	// learn what is in flight. Default: 20,000, several minutes of a busy pool.
-	RouteTail uint64
-	// DeadAfter is how old a heartbeat may become before the replica takes nothing
-	// new. Default: 15 s, a few heartbeats.
-	DeadAfter time.Duration
-	// ForgetAfter is how long a replica must be gone before its blocks leave the
-	// index. Default: 10 minutes, longer than a rolling restart of one engine.
-	ForgetAfter time.Duration
-	// IndexBytes is the hard limit of the index's memory. 0: no limit. Over it the
-	// deepest blocks go, and recorded matches can only be derived again by an audit
-	// with the same limit.
-	IndexBytes int64
-	// NoSnapshots makes a router that reads snapshots and writes none.
-	NoSnapshots bool
-	// SnapshotEvery and SnapshotEvents are the time and the KV messages after which
-	// the pool's newest snapshot is too old. Default: 5 minutes and 100,000, whose
-	// replay takes a starting router a second or two.
-	SnapshotEvery  time.Duration
-	SnapshotEvents uint64
-	// SnapshotKeep is how many are kept. Default: 3, so that two may be damaged.
-	SnapshotKeep int
-	// SnapshotCheck is how often it is looked whether one is due. Default: 10 s.
-	SnapshotCheck time.Duration
-	// SnapshotLease is how long a writer that died keeps others from writing.
-	// Default: 30 s; a writer at work renews it.
-	SnapshotLease time.Duration
-	// StartTimeout bounds how long the first look at the streams is retried.
-	// Default: 60 s, which outlasts a NATS leader election and a slow start beside it.
-	StartTimeout time.Duration
-}
-
-func (c Config) withDefaults() Config {
-	set := func(d *time.Duration, value time.Duration) {
-		if *d <= 0 {
-			*d = value
-		}
-	}
-	if c.Name == "" {
-		c.Name = "router"
-	}
-	if c.Policy == "" {
-		c.Policy = "ttft"
-	}
-	if c.Listen == "" {
-		c.Listen = "127.0.0.1:0"
-	}
-	if c.RouteTail == 0 {
-		c.RouteTail = 20_000
-	}
-	set(&c.PredictionTTL, 2*time.Minute)
-	set(&c.DeadAfter, 15*time.Second)
-	set(&c.ForgetAfter, 10*time.Minute)
-	set(&c.StartTimeout, time.Minute)
-	set(&c.SnapshotEvery, 5*time.Minute)
-	set(&c.SnapshotCheck, 10*time.Second)
-	set(&c.SnapshotLease, 30*time.Second)
-	if c.SnapshotEvents == 0 {
-		c.SnapshotEvents = 100_000
-	}
-	if c.SnapshotKeep <= 0 {
-		c.SnapshotKeep = 3
-	}
-	return c
-}
-
 // Router routes the requests of one pool. Build it with New, then call Run once.
 // Decide, Ready, Address and State are safe for concurrent use.
 type Router struct {
@@ -127,7 +61,7 @@ type Router struct {
 	policy   *pb.PolicyRef
 	nc       *nats.Conn
 	js       jetstream.JetStream
-	listener net.Listener
+	listener net.Listener // nil without service
 	metrics  *metrics
 	registry *prometheus.Registry
 	now      func() int64 // wall clock, Unix microseconds
@@ -143,6 +77,7 @@ type Router struct {
 		whole bool                    // the index has seen every message of the stream
 	}
 
+	texts     texts
 	origin    origin
 	snapshots *snapshot.Store
 	kept      atomic.Pointer[keptSnapshots] // nil until looked at
@@ -221,6 +156,12 @@ func New(cfg Config, nc *nats.Conn, js jetstream.JetStream, reg *prometheus.Regi
 	if r.metrics, err = newMetrics(reg, r); err != nil {
 		return nil, err
 	}
+	if r.texts, err = r.newTexts(reg); err != nil {
+		return nil, fmt.Errorf("tokenizer: %w", err)
+	}
+	if cfg.NoService {
+		return r, nil
+	}
 	if r.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
 		return nil, fmt.Errorf("listen on %s: %w; choose another --listen", cfg.Listen, err)
 	}
@@ -232,11 +173,17 @@ func (r *Router) index() *prefix.Index { return r.held.Load() }
 
 func (r *Router) indexConfig() prefix.Config { return prefix.Config{MaxBytes: r.cfg.IndexBytes} }
 
-// Address is the base URL of the HTTP side.
-func (r *Router) Address() string { return "http://" + r.listener.Addr().String() }
+// Address is the base URL of the HTTP side; empty when there is none.
+func (r *Router) Address() string {
+	if r.listener == nil {
+		return ""
+	}
+	return "http://" + r.listener.Addr().String()
+}
 
 // Ready is closed once the router has caught up with the streams as they were
-// when it started, and has joined the queue group of its pool.
+// when it started, and has joined the queue group of its pool unless it has no
+// service.
 func (r *Router) Ready() <-chan struct{} { return r.ready }
 
 // errNotReady says what a starting router still waits for.
@@ -259,16 +206,42 @@ func (r *Router) health() error {
 // Run folds and answers until ctx ends, then finishes the requests it has and
 // returns nil. It returns an error when a part cannot go on.
 func (r *Router) Run(ctx context.Context) error {
+	defer r.texts.close()
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return httpserver.Serve(ctx, r.listener, r.handler()) })
+	if r.cfg.NoService {
+		group.Go(func() error { return r.runAlone(ctx) })
+	} else {
+		group.Go(func() error { return httpserver.Serve(ctx, r.listener, r.handler()) })
+		group.Go(func() error { return ended(ctx, "serve", r.runService(ctx)) })
+	}
 	group.Go(func() error { return ended(ctx, "fold", r.runFold(ctx)) })
 	group.Go(func() error { return ended(ctx, "snapshots", r.runSnapshots(ctx)) })
 	group.Go(func() error { return ended(ctx, "fleet", r.runFleet(ctx)) })
 	group.Go(func() error { return ended(ctx, "load", r.runLoad(ctx)) })
 	group.Go(func() error { return ended(ctx, "live", r.runLive(ctx)) })
 	group.Go(func() error { return ended(ctx, "sweep", r.runSweep(ctx)) })
-	group.Go(func() error { return ended(ctx, "serve", r.runService(ctx)) })
 	return group.Wait()
+}
+
+// begin lets decisions be taken, when every part has caught up.
+func (r *Router) begin() {
+	r.sweep(r.now()) // what the tail of ROUTE left open longer than its lease
+	r.started.Store(true)
+}
+
+// runAlone is what a router without service does in place of runService.
+func (r *Router) runAlone(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-r.missing.all():
+	}
+	r.begin()
+	slog.Info("router is ready, for its own process", "router", r.cfg.Name, "pool", r.cfg.Pool, "policy", r.policy.Name, "kv_seq", r.index().Position())
+	close(r.ready)
+	<-ctx.Done()
+	r.started.Store(false)
+	return nil
 }
 
 // ended makes the end that ctx asked for a clean one.

@@ -1,6 +1,7 @@
 package router
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -138,7 +139,7 @@ func TestStopLeavesTheQueueGroup(t *testing.T) {
 	if _, err := e.nc.Request(streams.ServiceSubject(testPool), nil, patience); !errors.Is(err, nats.ErrNoResponders) {
 		t.Errorf("asked after the stop: %v", err)
 	}
-	if response := r.Decide(request(keysOf(1, 1))); response.ErrorCode != pb.RouteErrorCode_ROUTE_ERROR_CODE_NOT_READY {
+	if response := r.Decide(context.Background(), request(keysOf(1, 1))); response.ErrorCode != pb.RouteErrorCode_ROUTE_ERROR_CODE_NOT_READY {
 		t.Errorf("answer %v", response)
 	}
 }
@@ -223,7 +224,7 @@ func TestEverythingAtOnce(t *testing.T) {
 				if i%10 == 0 {
 					decisions[g] = append(decisions[g], e.ask(q).Decision)
 				} else {
-					decisions[g] = append(decisions[g], r.Decide(q).Decision)
+					decisions[g] = append(decisions[g], r.Decide(context.Background(), q).Decision)
 				}
 			}
 		})

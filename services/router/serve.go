@@ -32,7 +32,8 @@ const (
 	// decision: after it the gateway has fallen back, and a decision would only
 	// add a request to the ledger that no one sends.
 	maxWait = 250 * time.Millisecond
-	// stopGrace bounds how long a stopping router waits for its requests in flight.
+	// stopGrace bounds how long a stopping router waits for its requests in flight,
+	// and a starting one for its subscriptions.
 	stopGrace = 5 * time.Second
 )
 
@@ -40,7 +41,105 @@ const (
 type question struct {
 	reply string
 	data  []byte
-	at    time.Time
+	json  bool
+	// answerJSON says that the answer is wanted in JSON.
+	answerJSON bool
+	at         time.Time
+	// request is what data says, once it was read.
+	request *pb.RouteRequest
+}
+
+// desk is where requests wait: those that are decided at once, and those whose
+// prompt is text, which must not hold them up.
+type desk struct {
+	r         *Router
+	quick     questions
+	texts     questions
+	queueing  sync.WaitGroup
+	tokenizes sync.WaitGroup
+}
+
+func (r *Router) openDesk() *desk {
+	d := &desk{r: r, quick: questions{queue: make(chan question, queueLength)}, texts: questions{queue: make(chan question, queueLength)}}
+	for range max(2, runtime.GOMAXPROCS(0)) {
+		d.queueing.Go(func() {
+			for q := range d.quick.queue {
+				d.read(q)
+			}
+		})
+	}
+	for range cap(r.texts.slots) {
+		d.tokenizes.Go(func() {
+			for q := range d.texts.queue {
+				r.answerText(q)
+			}
+		})
+	}
+	return d
+}
+
+// close answers what waits. What is still offered is answered by who offers it.
+func (d *desk) close() {
+	d.quick.close()
+	d.queueing.Wait()
+	d.texts.close()
+	d.tokenizes.Wait()
+}
+
+// take hands a request to the workers, or refuses it at once.
+func (d *desk) take(req micro.Request) {
+	q := question{reply: req.Reply(), data: req.Data(), at: time.Now()}
+	if q.reply == "" { // nobody would hear the decision
+		d.r.metrics.shed.WithLabelValues("no_reply").Inc()
+		return
+	}
+	q.json = isJSON(req.Headers().Get("Content-Type"), q.data)
+	q.answerJSON = q.json && req.Headers().Get("Accept") != contentProtobuf
+	switch d.quick.offer(q) {
+	case closed:
+		d.read(q)
+	case full:
+		d.r.overload(q)
+	}
+}
+
+// read decodes a request, and decides it unless that takes longer.
+func (d *desk) read(q question) {
+	r := d.r
+	if time.Since(q.at) > maxWait {
+		r.late(q)
+		return
+	}
+	var err error
+	if q.request, err = q.decode(); err != nil {
+		r.respond(q, r.turnDown(err))
+		return
+	}
+	if !isText(q.request) {
+		r.respond(q, r.answer(context.Background(), q.request))
+		return
+	}
+	switch d.texts.offer(q) {
+	case closed:
+		r.answerText(q)
+	case full:
+		r.overload(q)
+	}
+}
+
+func (q *question) decode() (*pb.RouteRequest, error) {
+	if q.json {
+		request, err := decodeJSON(q.data)
+		if err != nil {
+			return nil, notJSON("request", err)
+		}
+		return request, nil
+	}
+	request := &pb.RouteRequest{}
+	if err := proto.Unmarshal(q.data, request); err != nil {
+		return nil, invalid("request is not a %s: %s", request.ProtoReflect().Descriptor().FullName(), reason(err))
+	}
+	return request, nil
 }
 
 // questions are the requests that wait for a worker. A full queue refuses; a
@@ -89,19 +188,9 @@ func (r *Router) runService(ctx context.Context) error {
 		return nil
 	case <-r.missing.all():
 	}
-	r.sweep(r.now()) // what the tail of ROUTE left open longer than its lease
-	r.started.Store(true)
-	waiting := &questions{queue: make(chan question, queueLength)}
-	var workers sync.WaitGroup
-	for range max(2, runtime.GOMAXPROCS(0)) {
-		workers.Go(func() {
-			for q := range waiting.queue {
-				r.answerQuestion(q)
-			}
-		})
-	}
-	defer workers.Wait()
-	defer waiting.close()
+	r.begin()
+	desk := r.openDesk()
+	defer desk.close()
 
 	service, err := micro.AddService(r.nc, micro.Config{
 		Name:        serviceName,
@@ -111,7 +200,7 @@ func (r *Router) runService(ctx context.Context) error {
 		QueueGroup:  queueGroup,
 		Endpoint: &micro.EndpointConfig{
 			Subject: streams.ServiceSubject(r.cfg.Pool),
-			Handler: micro.HandlerFunc(func(req micro.Request) { r.take(waiting, req) }),
+			Handler: micro.HandlerFunc(desk.take),
 		},
 		StatsHandler: func(*micro.Endpoint) any { return r.stats() },
 		ErrorHandler: func(_ micro.Service, err *micro.NATSError) {
@@ -121,10 +210,20 @@ func (r *Router) runService(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("join %s: %w", streams.ServiceSubject(r.cfg.Pool), err)
 	}
+	// The server knows of the subscriptions once it answers; ready is after that.
+	if err := flush(ctx, r.nc); err != nil && ctx.Err() == nil {
+		slog.Warn("nats did not confirm that the router joined", "router", r.cfg.Name, "error", err)
+	}
 	slog.Info("router is ready", "router", r.cfg.Name, "pool", r.cfg.Pool, "policy", r.policy.Name, "kv_seq", r.index().Position(), "http", r.Address())
 	close(r.ready)
 	<-ctx.Done()
 	return r.leave(service)
+}
+
+func flush(ctx context.Context, nc *nats.Conn) error {
+	ctx, cancel := context.WithTimeout(ctx, stopGrace)
+	defer cancel()
+	return nc.FlushWithContext(ctx)
 }
 
 // leave takes the router out of the queue group. When it returns the server
@@ -141,52 +240,54 @@ func (r *Router) leave(service micro.Service) error {
 	return nil
 }
 
-// take hands a request to the workers, or refuses it at once.
-func (r *Router) take(waiting *questions, req micro.Request) {
-	q := question{reply: req.Reply(), data: req.Data(), at: time.Now()}
-	if q.reply == "" { // nobody would hear the decision
-		r.metrics.shed.WithLabelValues("no_reply").Inc()
-		return
-	}
-	switch waiting.offer(q) {
-	case closed:
-		r.answerQuestion(q)
-	case full:
-		r.metrics.shed.WithLabelValues("queue").Inc()
-		r.respond(q.reply, refused(notReady("the router is overloaded; ask another one, or fall back")))
-	}
+func overloaded() error {
+	return notReady("the router is overloaded; ask another one, or fall back")
 }
 
-func (r *Router) answerQuestion(q question) {
-	if time.Since(q.at) > maxWait {
-		r.metrics.shed.WithLabelValues("late").Inc()
-		r.respond(q.reply, refused(notReady("the request waited too long for a worker; fall back")))
+// overload refuses a request for which there is no room.
+func (r *Router) overload(q question) {
+	r.metrics.shed.WithLabelValues("queue").Inc()
+	r.respond(q, reply{RouteResponse: refused(overloaded())})
+}
+
+// late refuses a request that nobody waits for any more.
+func (r *Router) late(q question) {
+	r.metrics.shed.WithLabelValues("late").Inc()
+	r.respond(q, reply{RouteResponse: refused(notReady("the request waited too long for a worker; fall back"))})
+}
+
+// answerText answers a request whose prompt must be tokenized, unless it has
+// waited too long.
+func (r *Router) answerText(q question) {
+	ctx, cancel := context.WithDeadline(context.Background(), q.at.Add(textPatience))
+	defer cancel()
+	if ctx.Err() != nil {
+		r.late(q)
 		return
 	}
-	request := &pb.RouteRequest{}
-	if err := proto.Unmarshal(q.data, request); err != nil {
-		r.respond(q.reply, r.refuse(invalid("request is not a %s: %s", request.ProtoReflect().Descriptor().FullName(), reason(err))))
-		return
-	}
-	r.respond(q.reply, r.Decide(request))
+	r.respond(q, r.answer(ctx, q.request))
 }
 
 // respond sends an answer. Errors stand in the headers of micro services too, so
 // that generic clients see them.
-func (r *Router) respond(reply string, response *pb.RouteResponse) {
-	data, err := proto.Marshal(response)
+func (r *Router) respond(q question, response reply) {
+	data, contentType, err := encode(response.RouteResponse, q.answerJSON)
 	if err != nil {
 		slog.Error("an answer cannot be encoded", "router", r.cfg.Name, "error", err)
 		return
 	}
 	if limit := r.nc.MaxPayload(); limit > 0 && int64(len(data)) > limit {
-		response = r.refuse(invalid("keys: the decision has %d bytes, and the server's max_payload is %d; use larger blocks, or raise it", len(data), limit))
-		if data, err = proto.Marshal(response); err != nil {
+		response = r.turnDown(invalid("keys: the decision has %d bytes, and the server's max_payload is %d; use larger blocks, or raise it", len(data), limit))
+		if data, contentType, err = encode(response.RouteResponse, q.answerJSON); err != nil {
 			return
 		}
 	}
-	msg := nats.NewMsg(reply)
+	msg := nats.NewMsg(q.reply)
 	msg.Data = data
+	response.about(msg.Header)
+	if q.json { // who asks in protobuf knows
+		msg.Header.Set("Content-Type", contentType)
+	}
 	msg.Header.Set(schemaHeader, string(response.ProtoReflect().Descriptor().FullName()))
 	if response.ErrorCode != pb.RouteErrorCode_ROUTE_ERROR_CODE_UNSPECIFIED {
 		msg.Header.Set(micro.ErrorHeader, response.Error)

@@ -81,6 +81,12 @@ type Member struct {
 	BlockTokens uint32 `json:"block_tokens"`
 	KVEvents    bool   `json:"kv_events"`
 	Epoch       string `json:"epoch"`
+	// KVProblem is why the replica's events are refused or in doubt, as its bridge
+	// says; Doubt is the same as the index at its position knows it.
+	KVProblem string `json:"kv_problem,omitempty"`
+	Doubt     string `json:"doubt,omitempty"`
+	// MissingLoad are load figures that the engine does not report.
+	MissingLoad []string `json:"missing_load,omitempty"`
 	// IndexEpoch is the cache life that the index holds; empty when it holds none.
 	IndexEpoch string `json:"index_epoch"`
 	Suspect    bool   `json:"suspect"`
@@ -159,6 +165,7 @@ func (r *Router) members() (members []Member, decisions uint64) {
 		m := Member{
 			Replica: e.Replica, State: "live", Address: e.Address, Engine: strings.TrimSpace(e.EngineKind + " " + e.EngineVersion),
 			Model: e.Model, BlockTokens: e.BlockTokens, KVEvents: e.KvEvents, Epoch: hex.EncodeToString(e.Epoch),
+			KVProblem: e.KvProblem, MissingLoad: e.MissingLoad,
 			HeartbeatAge: now - e.HeartbeatUs,
 			InFlight:     load.InFlight, QueuedPrefillTokens: load.QueuedPrefillTokens, Running: load.Running, Waiting: load.Waiting,
 			KVUsed: load.KvUsed, ReportAgeUS: load.ReportAgeUs, PrefillTokensPerSecond: r.decide.ledger.PrefillRate(e.Replica),
@@ -171,6 +178,7 @@ func (r *Router) members() (members []Member, decisions uint64) {
 		}
 		if life, ok := lives[e.Replica]; ok {
 			m.IndexEpoch, m.Suspect = hex.EncodeToString(life.Epoch[:]), life.Suspect
+			m.Doubt = life.Doubt
 			m.IndexSeq, m.Missing, m.Entries = life.Seq, life.Missing, life.Entries
 		}
 		m.Learned = r.predictions.Learned(e.Replica)

@@ -44,6 +44,8 @@ type Result struct {
 	MatchesChecked int `json:"matches_checked"`
 	Moved          int `json:"moved"`
 	Finished       int `json:"finished"`
+	// Mismatches are alarms of gateways and their ends, which are part of no request.
+	Mismatches int `json:"mismatches"`
 	// Undigested are events without a digest, where those are allowed.
 	Undigested int `json:"undigested"`
 	// BeforeRange are outcomes of decisions that stand before the first event read.
@@ -102,6 +104,15 @@ func newAuditor(pool string) *auditor {
 	}
 }
 
+// alarm is a mismatch as differences name it: it belongs to no request.
+type alarm struct{ *pb.Mismatch }
+
+// GetRequestId says what it is instead.
+func (alarm) GetRequestId() string { return "(mismatch)" }
+
+// GetAttempt is always 0.
+func (alarm) GetAttempt() uint32 { return 0 }
+
 // add takes the next event of the route stream.
 func (a *auditor) add(e streams.Event) error {
 	message, err := streams.Decode(e.Schema, e.Data)
@@ -110,6 +121,11 @@ func (a *auditor) add(e streams.Event) error {
 	}
 	a.checkOrder(e)
 	if m, ok := message.(interface{ GetPool() string }); ok && a.pool != "" && m.GetPool() != a.pool {
+		return nil
+	}
+	if m, ok := message.(*pb.Mismatch); ok {
+		a.result.Mismatches++
+		a.checkDigest(e, alarm{m})
 		return nil
 	}
 	event, ok := message.(routed)
@@ -218,7 +234,9 @@ func (a *auditor) recompute(r recorded) {
 	if isFallback(d) {
 		a.result.Fallbacks++
 	}
-	if d.BlockTokens > 0 && uint64(len(d.Keys)) != d.PromptTokens/uint64(d.BlockTokens) {
+	// A prompt whose tokens nobody knew has a length that was estimated, and no keys.
+	unkeyed := len(d.Keys) == 0 && d.TokenSource == "none"
+	if d.BlockTokens > 0 && !unkeyed && uint64(len(d.Keys)) != d.PromptTokens/uint64(d.BlockTokens) {
 		a.differ(difference(r, "keys", fmt.Sprintf("%d keys", len(d.Keys)),
 			fmt.Sprintf("%d full blocks of %d in %d tokens", d.PromptTokens/uint64(d.BlockTokens), d.BlockTokens, d.PromptTokens)))
 	}

@@ -193,6 +193,30 @@ func TestEveryDecisionIsDerivedAgain(t *testing.T) {
 	}
 }
 
+// A decision about a prompt whose tokens nobody knew has no keys and a length that
+// was estimated; events that are no part of a request are passed over.
+func TestDecisionsWithoutKeys(t *testing.T) {
+	r := record(t)
+	d := r.decide("e", 0)
+	d.PromptTokens, d.TokenSource = 500, "none"
+	if err := policy.Decide(d); err != nil {
+		t.Fatal(err)
+	}
+	r.events = append(r.events, &pb.Mismatch{Pool: pool, Gateway: "gw", Cause: "template"})
+	result, err := r.audit(nil)
+	if err != nil {
+		t.Fatalf("%v: %v", err, result.Differences)
+	}
+	if result.Decisions != 6 || result.Recomputed != 6 {
+		t.Errorf("counts are wrong: %+v", result)
+	}
+	// Keys that are missing without that reason are a difference.
+	d.TokenSource = "in_process"
+	if result, err = r.audit(nil); err == nil || len(result.Differences) != 1 || result.Differences[0].Field != "keys" {
+		t.Errorf("%v: %+v", err, result.Differences)
+	}
+}
+
 // decision returns the n-th recorded decision.
 func (r *recording) decision(n int) *pb.Decided {
 	for _, e := range r.events {
