@@ -79,7 +79,8 @@ func (g *Gateway) tokens(ctx context.Context, rq *request, scanned *tokenize.Req
 			return refuse(fault.Param, fault.Err)
 		case err != nil:
 			// That clients must send ids is how the gateway was told to be.
-			if ctx.Err() == nil && !(errors.As(err, &unavailable) && unavailable.Reason == string(tokensource.Client)) {
+			told := errors.As(err, &unavailable) && unavailable.Reason == string(tokensource.Client)
+			if ctx.Err() == nil && !told {
 				g.log.Warn("the tokens of a prompt could not be found; it is routed by load alone", "request", rq.id, "error", err)
 			}
 			rq.unkeyed(len(scanned.Text) + len(scanned.Messages) + len(scanned.Tools))
