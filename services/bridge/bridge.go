@@ -29,6 +29,9 @@ import (
 const (
 	// heartbeat is a third of the FLEET entry's life, so that two may get lost.
 	heartbeat = streams.DefaultFleetTTL / 3
+	// absentEvery is how often an engine that does not answer is asked: requests wait
+	// for it.
+	absentEvery = time.Second
 	// loadHeartbeat is how long an unchanged load stays unsaid: well below the age
 	// at which routers stop believing it.
 	loadHeartbeat = 2 * time.Second
@@ -126,8 +129,13 @@ func (b *Bridge) Drain() {
 // Resume takes Drain back.
 func (b *Bridge) Resume() {
 	b.mu.Lock()
+	was := b.draining
 	b.draining = false
 	b.mu.Unlock()
+	if !was {
+		return
+	}
+	slog.Info("taking requests again", "pool", b.cfg.Pool, "engines", len(b.engines))
 	for _, e := range b.engines {
 		e.announce()
 	}

@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -18,7 +20,12 @@ import (
 	"warmpath/streams/streamstest"
 )
 
-func TestMain(m *testing.M) { streamstest.Main(m) }
+func TestMain(m *testing.M) {
+	if bridgeIfAsked() {
+		return
+	}
+	streamstest.Main(m)
+}
 
 // freeAddress is a port of the loopback that is free now.
 func freeAddress(t *testing.T) string {
@@ -156,18 +163,29 @@ func TestAnEngineWithSeveralModelsMustBeNamedOne(t *testing.T) {
 func TestMistakesAreNamed(t *testing.T) {
 	e := newFaked(t)
 	for flag, change := range map[string]func(*Config){
-		"--pool":         func(c *Config) { c.Pool = "a b" },
-		"--replica":      func(c *Config) { c.Engines[0].Replica = "" },
-		"--engine":       func(c *Config) { c.Engines[0].URL = "localhost:8000" },
-		"--advertise":    func(c *Config) { c.Engines[0].Advertise = "localhost:8000" },
-		"--block-tokens": func(c *Config) { c.BlockTokens = 0 },
-		"--ranks":        func(c *Config) { c.Engines[0].Ranks = -1 },
-		"--kv-listen":    func(c *Config) { c.Engines[0].KV, c.Engines[0].KVListen = "tcp://a:1", "tcp://b:1" },
-		"--kv-first":     func(c *Config) { two := 2; c.Engines[0].KVFirst = &two },
-		"--repeats":      func(c *Config) { c.Engines[0].Repeats = "twice" },
-		"given twice":    func(c *Config) { c.Engines = append(c.Engines, c.Engines[0]) },
-		"--config":       func(c *Config) { c.Engines = nil },
-		"--load-every":   func(c *Config) { c.LoadEvery = time.Millisecond },
+		"--pool":          func(c *Config) { c.Pool = "a b" },
+		"--replica":       func(c *Config) { c.Engines[0].Replica = "" },
+		"--engine":        func(c *Config) { c.Engines[0].URL = "localhost:8000" },
+		"--advertise":     func(c *Config) { c.Engines[0].Advertise = "localhost:8000" },
+		"--block-tokens":  func(c *Config) { c.BlockTokens = 0 },
+		"--ranks":         func(c *Config) { c.Engines[0].Ranks = -1 },
+		"--kv-listen":     func(c *Config) { c.Engines[0].KV, c.Engines[0].KVListen = "tcp://a:1", "tcp://b:1" },
+		"--kv-first":      func(c *Config) { two := 2; c.Engines[0].KVFirst = &two },
+		"--repeats":       func(c *Config) { c.Engines[0].Repeats = "twice" },
+		"--kv-replay":     func(c *Config) { c.Engines[0].KVReplay = "127.0.0.1:5558" },
+		"--kv:":           func(c *Config) { c.Engines[0].KV = "tcp://*:5557" },
+		"--kv-listen: ":   func(c *Config) { c.Engines[0].KVListen = "udp://127.0.0.1:5557" },
+		"--load-socket":   func(c *Config) { c.Engines[0].LoadSocket = "tcp://127.0.0.1" },
+		"has no rank 1":   func(c *Config) { c.Engines[0].KV, c.Engines[0].Ranks = "ipc:///run/kv", 2 },
+		"rank of vllm-0":  func(c *Config) { c.Engines = append(c.Engines, Engine{Replica: "vllm-0.dp1", URL: e.URL}) },
+		"--spool-bytes":   func(c *Config) { c.SpoolBytes = -1 },
+		"--record-bytes":  func(c *Config) { c.RecordBytes = -1 },
+		"--memory-blocks": func(c *Config) { c.MemoryBlocks = 1 << 31 },
+		"--drain-timeout": func(c *Config) { c.DrainTimeout = -time.Second },
+		"--spool-dir":     func(c *Config) { c.SpoolDir = filepath.Join(t.TempDir(), "none") },
+		"given twice":     func(c *Config) { c.Engines = append(c.Engines, c.Engines[0]) },
+		"--config":        func(c *Config) { c.Engines = nil },
+		"--load-every":    func(c *Config) { c.LoadEvery = time.Millisecond },
 	} {
 		cfg := config(e)
 		change(&cfg)
@@ -193,5 +211,42 @@ func TestListenIsTaken(t *testing.T) {
 	}
 	if err := bridge.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "--listen") {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestConfigFile(t *testing.T) {
+	read := func(text string) ([]Engine, error) {
+		path := filepath.Join(t.TempDir(), "engines.yaml")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return ReadEngines(path)
+	}
+	all, err := read(`engines:
+- replica: a
+  engine: http://127.0.0.1:8000
+  kv: tcp://127.0.0.1:5557
+  kv-replay: tcp://127.0.0.1:6557
+  kv-first: 1
+  ranks: 2
+- replica: b
+  engine: http://127.0.0.1:8001
+  kv-listen: tcp://127.0.0.1:7557
+  lora-ids: {3: sql}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(all) != 2 || all[0].first() != 1 || all[0].Ranks != 2 || all[1].first() != -1 || all[1].LoRAIDs[3] != "sql" {
+		t.Errorf("got %+v", all)
+	}
+	for want, text := range map[string]string{
+		"no engines": "",
+		"kv-frist":   "engines:\n- replica: a\n  kv-frist: 1\n",
+		"--config":   "engines: 3\n",
+	} {
+		if _, err := read(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: got %v", text, err)
+		}
 	}
 }

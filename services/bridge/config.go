@@ -3,6 +3,7 @@ package bridge
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net/url"
 	"os"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"warmpath/services/bridge/mirror"
+	"warmpath/services/bridge/zmq"
 	"warmpath/streams"
 )
 
@@ -97,7 +99,7 @@ func ReadEngines(path string) ([]Engine, error) {
 	decoder := yaml.NewDecoder(f)
 	decoder.KnownFields(true)
 	var out file
-	if err := decoder.Decode(&out); err != nil {
+	if err := decoder.Decode(&out); err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("--config %s: %w", path, err)
 	}
 	if len(out.Engines) == 0 {
@@ -121,6 +123,9 @@ func (c Config) check() (Config, error) {
 	if len(c.Engines) == 0 {
 		return c, errors.New("no engine is named; give --replica and --engine, or --config")
 	}
+	if err := c.checkBounds(); err != nil {
+		return c, err
+	}
 	engines := make([]Engine, len(c.Engines))
 	seen := map[string]bool{}
 	for i, e := range c.Engines {
@@ -133,9 +138,42 @@ func (c Config) check() (Config, error) {
 		}
 		seen[e.Replica] = true
 	}
+	for name := range seen {
+		if of, _, ranked := strings.Cut(name, ".dp"); ranked && seen[of] {
+			return c, fmt.Errorf("--replica %s is also the name of a rank of %s; give one of them another", name, of)
+		}
+	}
 	c.Engines = engines
 	return c, nil
 }
+
+// checkBounds checks what is bounded.
+func (c Config) checkBounds() error {
+	for flag, bytes := range map[string]int64{"--spool-bytes": c.SpoolBytes, "--record-bytes": c.RecordBytes} {
+		if bytes < 0 {
+			return fmt.Errorf("%s is %d; give a number of bytes, or 0 for the default", flag, bytes)
+		}
+	}
+	if c.MemoryBlocks < 0 || c.MemoryBlocks > maxMemoryBlocks {
+		return fmt.Errorf("--memory-blocks is %d; give at most %d, or 0 for %d", c.MemoryBlocks, maxMemoryBlocks, mirror.DefaultMaxBlocks)
+	}
+	if c.DrainTimeout < 0 {
+		return fmt.Errorf("--drain-timeout is %v; give a time, or 0 to leave at once", c.DrainTimeout)
+	}
+	if c.SpoolDir == "" {
+		return nil
+	}
+	// It is needed when NATS is away, which is too late to learn that it is missing.
+	if info, err := os.Stat(c.SpoolDir); err != nil {
+		return fmt.Errorf("--spool-dir: %w; create it", err)
+	} else if !info.IsDir() {
+		return fmt.Errorf("--spool-dir %s is no directory", c.SpoolDir)
+	}
+	return nil
+}
+
+// maxMemoryBlocks is the most that a mirror can number.
+const maxMemoryBlocks = 1 << 30
 
 func (e Engine) check() (Engine, error) {
 	if err := streams.ValidReplica(e.Replica); err != nil {
@@ -166,6 +204,9 @@ func (e Engine) check() (Engine, error) {
 	if sources > 1 {
 		return e, fmt.Errorf("replica %s: --kv, --kv-listen and --kv-pull exclude each other; give the one by which the engine publishes", e.Replica)
 	}
+	if err := e.checkEndpoints(); err != nil {
+		return e, err
+	}
 	if first := e.first(); first > 1 {
 		return e, fmt.Errorf("--kv-first is %d; give 0 or 1, or -1 to find it out", first)
 	}
@@ -175,6 +216,33 @@ func (e Engine) check() (Engine, error) {
 		return e, fmt.Errorf("--repeats is %q; give auto, copies or once", e.Repeats)
 	}
 	return e, nil
+}
+
+// checkEndpoints checks the endpoints of the last rank that is configured, and so
+// of all.
+func (e Engine) checkEndpoints() error {
+	for _, given := range []struct {
+		flag, endpoint string
+		listens        bool
+	}{{"--kv", e.KV, false}, {"--kv-listen", e.KVListen, true}, {"--kv-replay", e.KVReplay, false}, {"--load-socket", e.LoadSocket, false}} {
+		if given.endpoint == "" || given.endpoint == EventsAuto || given.endpoint == eventsOff {
+			continue
+		}
+		_, err := zmq.AtRank(given.endpoint, max(e.Ranks, 1)-1)
+		if err == nil && !given.listens {
+			err = zmq.Dialable(given.endpoint)
+		}
+		if err != nil {
+			return fmt.Errorf("replica %s: %s: %w", e.Replica, given.flag, err)
+		}
+	}
+	for rank := range e.Ranks {
+		// Engines add the rank to both ports.
+		if at, err := zmq.AtRank(e.KV, rank); err == nil && rank > 0 && at == e.KVReplay {
+			return fmt.Errorf("replica %s: --kv-replay %s is also where rank %d publishes; put the engine's replay endpoint %d ports or more above its events", e.Replica, e.KVReplay, rank, e.Ranks)
+		}
+	}
+	return nil
 }
 
 // eventsOff is the value of --kv for an engine whose events are not read.

@@ -97,16 +97,22 @@ func (e *engine) announce() {
 	}
 }
 
-// attend asks the engine at every heartbeat.
+// attend asks the engine at every heartbeat, and more often while it is away.
 func (e *engine) attend(ctx context.Context) {
-	tick := time.NewTicker(heartbeat)
-	defer tick.Stop()
 	for {
 		e.beat(ctx)
+		again := heartbeat
+		if e.err() != nil {
+			again = absentEvery
+		}
+		timer := time.NewTimer(again)
 		select {
-		case <-tick.C:
+		case <-timer.C:
 		case <-e.beatMe:
 		case <-ctx.Done():
+		}
+		timer.Stop()
+		if ctx.Err() != nil {
 			return
 		}
 	}
@@ -135,12 +141,15 @@ func (e *engine) beat(ctx context.Context) {
 // absent notes that the engine does not answer, and takes it out of the fleet.
 func (e *engine) absent(err error) {
 	e.mu.Lock()
-	was := e.present
+	was, said := e.present, e.why != nil && e.why.Error() == err.Error()
 	e.present, e.why = false, err
 	e.mu.Unlock()
 	e.bridge.metrics.up.WithLabelValues(e.cfg.Replica).Set(0)
 	if !was {
-		e.unseen(err)
+		if !said {
+			slog.Warn("engine does not answer; it is waited for", "replica", e.cfg.Replica, "error", err)
+		}
+		e.unseen()
 		return
 	}
 	slog.Warn("engine does not answer; it leaves the fleet", "engine", e.cfg.URL, "error", err)
@@ -153,14 +162,14 @@ func (e *engine) absent(err error) {
 // unseen reads the events of an engine that has not answered yet, if everything
 // needed is configured: it may publish before it serves, and what it says then
 // may not come again.
-func (e *engine) unseen(err error) {
+func (e *engine) unseen() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	told := e.cfg.KVListen != "" || e.cfg.KV != EventsAuto && e.cfg.KV != eventsOff
 	if e.replicas != nil || e.cfg.Model == "" || !told {
 		return
 	}
-	slog.Warn("engine does not answer; its events are read by what is configured", "engine", e.cfg.URL, "error", err)
+	slog.Info("the engine's events are read before it answers, by what is configured", "engine", e.cfg.URL)
 	e.replicas = e.makeReplicas(discovery.Engine{Kind: discovery.OpenAI, Model: e.cfg.Model})
 	close(e.ready)
 }

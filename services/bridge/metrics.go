@@ -6,6 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"warmpath/routing/prefix"
+	"warmpath/services/bridge/feed"
 )
 
 // metrics are what is counted where it happens; collector reads the rest from
@@ -115,8 +116,8 @@ func (c *collector) replica(out chan<- prometheus.Metric, s Status) {
 	counter(c.replayed, s.Feed.Replayed)
 	counter(c.failedReplays, s.Feed.FailedReplays)
 	counter(c.restarts, s.Feed.Restarts)
-	for reason, n := range s.Feed.Losses {
-		counter(c.losses, n, reason)
+	for _, reason := range []string{feed.LostBeforeStart, feed.LostGap, feed.LostUnverified} { // from 0 on, so that the first one is an increase
+		counter(c.losses, s.Feed.Losses[reason], reason)
 	}
 	counter(c.badEvents, s.Decoded.BadEvents+s.Decoded.BadBatches)
 	counter(c.unknown, s.Decoded.UnknownTags, "tag")

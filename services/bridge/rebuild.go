@@ -10,12 +10,17 @@ import (
 	"github.com/google/uuid"
 
 	pb "warmpath/schemas/warmpathv1"
+	"warmpath/services/bridge/feed"
 	"warmpath/services/bridge/mirror"
 	"warmpath/streams"
 )
 
 // rebuildPause is how long to wait before the stream is asked again.
 const rebuildPause = time.Second
+
+// errNoMemory says that no bridge has published for the replica, as far as the
+// stream reaches.
+var errNoMemory = errors.New("there is none")
 
 // rebuild takes up the work of an earlier life of the bridge: the memory is
 // folded from the replica's own batches in the stream. Where that cannot be
@@ -35,11 +40,15 @@ func (r *replica) rebuild(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err != nil {
-		r.log.Info("the memory of an earlier bridge cannot be used; a new epoch begins", "reason", err)
+		if errors.Is(err, errNoMemory) {
+			r.log.Info("the stream has nothing of this replica yet; its first epoch begins")
+		} else {
+			r.log.Info("the memory of an earlier bridge cannot be used; a new epoch begins", "reason", err)
+		}
 		r.out.Begin(epochBridge, r.now(), r.mirror.Lost(doubtUnseen), nil)
 		return nil
 	}
-	r.mirror = memory
+	r.mirror, r.told = memory, last.batch.SourceSeq
 	r.out.Resume(uuid.UUID(last.batch.GetEpoch()), last.batch.GetSeq())
 	r.feed.Resume(last.batch.GetSourceSeq(), last.timeUS)
 	r.log.Info("took up the work of an earlier bridge", "epoch", uuid.UUID(last.batch.GetEpoch()), "seq", last.batch.GetSeq(),
@@ -81,7 +90,7 @@ type tail struct {
 func (r *replica) remember(ctx context.Context, last *tail) (*mirror.Mirror, error) {
 	switch {
 	case last.batch == nil:
-		return nil, errors.New("there is none")
+		return nil, errNoMemory
 	case last.batch.SourceSeq == nil:
 		return nil, errors.New("its last batch is of no whole batch of the engine")
 	}
@@ -100,7 +109,8 @@ func (r *replica) remember(ctx context.Context, last *tail) (*mirror.Mirror, err
 		last.timeUS = 0
 	}
 	if err == nil {
-		_, err = memory.Adopted()
+		// Whether the engine is in the same life is found out anew.
+		_, err = memory.Adopted(feed.DoubtDisconnected)
 	}
 	return memory, err
 }

@@ -68,7 +68,10 @@ type replica struct {
 	// last is when something came last, lastEvent the engine's time of it.
 	last      time.Time
 	lastEvent int64
-	problem   string // why events cannot be read at all
+	// told is the engine's number of the last batch of which the stream has
+	// something, nil before one of this epoch: where the next life begins.
+	told    *uint64
+	problem string // why events cannot be read at all
 	// conn is the connection that the replica's events come by, topic their topic.
 	conn    uint64
 	topic   string
@@ -164,7 +167,8 @@ func (r *replica) retell(reason string) {
 	if at == 0 {
 		at = r.now()
 	}
-	r.out.Begin(reason, at, r.mirror.Resident(), r.lastSeq())
+	r.told = r.lastSeq()
+	r.out.Begin(reason, at, r.mirror.Resident(), r.told)
 }
 
 // lastSeq is the engine's number of the last batch taken in, nil before one.
@@ -221,18 +225,22 @@ type sink struct{ r *replica }
 
 // Begin begins an epoch of an engine that began.
 func (s sink) Begin() {
+	s.r.told = nil
 	s.r.out.Begin(epochEngine, s.r.now(), s.r.mirror.Reset(), nil)
 }
 
 // Lost begins an epoch of which not everything is known.
 func (s sink) Lost(reason string) {
+	s.r.told = nil
 	s.r.out.Begin(reason, s.r.now(), s.r.mirror.Lost(reason), nil)
 	s.r.engine.announce()
 }
 
-// Doubt says that the replica is in doubt, or no longer.
+// Doubt says that the replica is in doubt, or no longer. It stands behind the last
+// batch that the stream tells of, not behind later ones that said nothing: only
+// of that one the stream has the time, by which the next life knows it again.
 func (s sink) Doubt(reason string) {
-	s.r.out.Push(s.r.now(), s.r.mirror.Suspect(reason), s.r.lastSeq())
+	s.r.out.Push(s.r.now(), s.r.mirror.Suspect(reason), s.r.told)
 	s.r.engine.announce()
 }
 
@@ -257,6 +265,9 @@ func (s sink) Batch(b feed.Batch) int64 {
 		at = b.AtUS
 	}
 	r.lastEvent = at
+	if len(events) > 0 {
+		r.told = &seq
+	}
 	r.out.Push(at, events, &seq)
 	return batch.TimeUS
 }

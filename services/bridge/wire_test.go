@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -32,8 +33,12 @@ type fixture struct {
 }
 
 func newFixture(t *testing.T) *fixture {
-	server := streamstest.Start(t)
-	nc, js := streamstest.Connect(t, server.URL(""))
+	nc, js := streamstest.Connect(t, streamstest.Start(t).URL(""))
+	return newFixtureAt(t, nc, js)
+}
+
+// newFixtureAt is a fixture on a server that the connection may do everything on.
+func newFixtureAt(t *testing.T, nc *nats.Conn, js jetstream.JetStream) *fixture {
 	streamstest.Apply(t, js, 1, "demo")
 	f := &fixture{t: t, js: js, reader: fold(t, js, "demo"), fleet: map[string]*pb.FleetEntry{}, loads: map[string]*pb.LoadReport{}}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -90,6 +95,14 @@ func (f *fixture) engine(cfg wireengine.Config, api wireengine.APIConfig, ranks 
 // bridge runs a bridge of the engines until the test ends.
 func (f *fixture) bridge(change func(*Config), engines ...Engine) *Bridge {
 	f.t.Helper()
+	b, stop := f.run(change, engines...)
+	f.t.Cleanup(stop)
+	return b
+}
+
+// run runs a bridge of the engines until it is stopped.
+func (f *fixture) run(change func(*Config), engines ...Engine) (b *Bridge, stop func()) {
+	f.t.Helper()
 	cfg := Config{
 		Pool: "demo", BlockTokens: 16, Engines: engines, LoadEvery: 100 * time.Millisecond, Listen: "127.0.0.1:0", SpoolDir: f.t.TempDir(),
 	}
@@ -103,13 +116,12 @@ func (f *fixture) bridge(change func(*Config), engines ...Engine) *Bridge {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- b.Run(ctx) }()
-	f.t.Cleanup(func() {
+	return b, func() {
 		cancel()
 		if err := <-done; err != nil {
 			f.t.Error(err)
 		}
-	})
-	return b
+	}
 }
 
 // same waits until the index holds for a replica what its engine holds, without

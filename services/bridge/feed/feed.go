@@ -23,6 +23,9 @@ const (
 	// counts as lost. An engine under load answers late, not never.
 	attempts     = 3
 	attemptPause = 200 * time.Millisecond
+	// keptPause is the first of some pauses for an engine that publishes a batch
+	// before it keeps it for replay: microseconds, unless it is not scheduled.
+	keptPause = 10 * time.Millisecond
 	// shortReplay is below the buffers that engines keep (10,000 batches): a replay
 	// of fewer batches that begins at 1 is of an engine that counts from 1, not of
 	// one whose batch 0 fell out of its buffer.
@@ -198,7 +201,7 @@ func (f *Feed) Idle(ctx context.Context) { f.Connected(ctx) }
 // start finds out where the engine is. b is the first live batch, nil before one
 // came.
 func (f *Feed) start(ctx context.Context, b *Batch) {
-	if f.cfg.Replay != nil && f.beginning(ctx) {
+	if f.cfg.Replay != nil && f.beginningOf(ctx, b) {
 		switch {
 		case b == nil:
 		case f.fresh && b.Seq != f.next:
@@ -220,6 +223,10 @@ func (f *Feed) start(ctx context.Context, b *Batch) {
 	if b.Seq == f.lowest() {
 		f.sink.Begin()
 	} else {
+		if b.Seq == 1 && f.cfg.First < 0 && f.cfg.Replay == nil {
+			f.log.Warn("the engine's batch 1 is the first that came: it counts from 1, or batch 0 was missed",
+				"remedy", "give --kv-first 1 if it counts from 1, as simulators do, or a --kv-replay that tells")
+		}
 		f.lose(LostBeforeStart)
 	}
 	f.accept(*b)
@@ -233,6 +240,26 @@ func (f *Feed) late(b Batch) {
 	f.next, f.fresh = b.Seq, false
 	f.lose(LostBeforeStart)
 	f.accept(b)
+}
+
+// beginningOf is beginning for an engine that has published b, nil for none: it is
+// given time to keep b, which shows how it counts.
+func (f *Feed) beginningOf(ctx context.Context, b *Batch) bool {
+	for i := range attempts {
+		if !f.beginning(ctx) {
+			return false
+		}
+		if b == nil || !f.fresh || b.Seq == f.next {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return true
+		case <-time.After(keptPause << i):
+		}
+		f.known, f.fresh = false, false
+	}
+	return f.beginning(ctx)
 }
 
 // beginning replays everything that the engine has. It returns false when

@@ -322,6 +322,25 @@ func TestNothingDiffersSilently(t *testing.T) {
 	})
 }
 
+// An engine may publish a batch before it keeps it for replay.
+func TestBatchThatIsKeptLate(t *testing.T) {
+	e, j, _ := rig(1, 10, true)
+	asked := 0
+	late := func(ctx context.Context, from uint64, handle func(Batch) error) error {
+		if asked++; asked < 3 { // once before anything, and once for the first batch
+			return nil
+		}
+		return e.replay(ctx, from, handle)
+	}
+	f := New(Config{First: -1, Replay: late}, j, silent)
+	f.Connected(t.Context())
+	f.Live(t.Context(), e.publish())
+	f.Live(t.Context(), e.publish())
+	if !j.exact(e) || j.lost != "" || j.doubt != "" {
+		t.Errorf("the numbering was not found out: %v", j.calls)
+	}
+}
+
 func TestReplayThatFails(t *testing.T) {
 	e, j, f := rig(0, 10, true)
 	ctx, cancel := context.WithCancel(t.Context())

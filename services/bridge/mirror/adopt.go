@@ -46,10 +46,15 @@ func (m *Mirror) Adopt(b *pb.KVBatch) error {
 
 // Adopted ends an adoption and returns the engine's number of the last batch: the
 // engine must be asked for what came after it. An error says why the mirror
-// cannot go on from there; it must be Reset then.
-func (m *Mirror) Adopted() (sourceSeq uint64, err error) {
+// cannot go on from there; it must be Reset then. An epoch that ends in doubt is
+// adopted only if the doubt is one of Suspect's for a reason among suspicions,
+// which is in force from then on.
+func (m *Mirror) Adopted(suspicions ...string) (sourceSeq uint64, err error) {
 	a := m.adoption
 	m.adoption, m.out = adoption{}, output{}
+	if slices.Contains(suspicions, a.doubt) {
+		m.outside, m.told, a.doubt = a.doubt, a.doubt, ""
+	}
 	switch {
 	case a.seq == 0:
 		return 0, fmt.Errorf("adopt: the epoch has no batch")

@@ -1,12 +1,14 @@
 package mirror
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
 
+	"warmpath/routing/blockkey"
 	pb "warmpath/schemas/warmpathv1"
 	"warmpath/services/bridge/kvevents"
 )
@@ -166,5 +168,65 @@ func TestAdoptWithoutRoom(t *testing.T) {
 	}
 	if err == nil || !strings.Contains(err.Error(), "more than 3 blocks") {
 		t.Errorf("adopted with %v", err)
+	}
+}
+
+// An engine that evicts from the middle of a prompt stores what is missing of it
+// in one run behind the last block that is there: each stands where its name says,
+// and only what is new continues the prompt.
+func TestMiddleComesBack(t *testing.T) {
+	for _, pool := range []int{4, 8, 2} {
+		b := newBench(t, Config{BlockTokens: pool})
+		root := blockkey.Root("model", "", "")
+		keys := blockkey.Chain(nil, root, tokensFrom(0, 8*4), pool)
+		b.apply(store(onGPU, 1, 6))
+		b.apply(remove(onGPU, 1), remove(onGPU, 3), remove(onGPU, 6))
+		// 5 is the last that is there; 1 and 3 come back before it, 6 behind it, and
+		// 7 and 8 are new.
+		run := store(onGPU, 6, 3)
+		run.Hashes = append([]uint64{1, 3}, run.Hashes...)
+		run.Tokens = slices.Concat(tokensFrom(0, 4), tokensFrom(8, 4), run.Tokens)
+		b.apply(run)
+		b.holds(fmt.Sprintf("pool blocks of %d: all", pool), "", keys...)
+		if pool != 8 { // of parts not everything is told
+			if err := adoptAll(t, b); err != nil {
+				t.Errorf("pool blocks of %d: another mirror cannot go on: %v", pool, err)
+			}
+		}
+		if s := b.m.Stats(); s.Replaced != 0 {
+			t.Errorf("stats %+v", s)
+		}
+		b.apply(remove(onGPU, 1, 2, 3, 4, 5, 6, 7, 8))
+		b.holds("none", "")
+	}
+}
+
+// A suspicion that the caller clears up itself does not cost the memory; any
+// other doubt does, also behind it.
+func TestAdoptSuspicion(t *testing.T) {
+	const reason = "engine not connected"
+	adopt := func(b *bench) (*Mirror, error) {
+		m := mustNew(t, b.m.cfg)
+		for _, batch := range b.f.batches {
+			if err := m.Adopt(batch); err != nil {
+				return nil, err
+			}
+		}
+		_, err := m.Adopted(reason)
+		return m, err
+	}
+	b := newBench(t, Config{})
+	b.apply(store(onGPU, 1, 3))
+	b.f.publish(t, b.m.Suspect(reason))
+	m, err := adopt(b)
+	if err != nil || m.Doubt() != reason {
+		t.Fatalf("got %v; the doubt is %q", err, m.Doubt())
+	}
+	if out := m.Suspect(""); len(out) != 1 || m.Doubt() != "" {
+		t.Errorf("the end of it is told as %v", out)
+	}
+	b.apply(store(onGPU, 7, 1)) // nobody knows what is before it
+	if _, err := adopt(b); err == nil {
+		t.Error("blocks without a name were adopted")
 	}
 }

@@ -19,6 +19,9 @@ func (m *Mirror) apply(e *kvevents.Event) {
 	if !m.counts(e) {
 		return
 	}
+	if known {
+		m.warm(m.layoutIn(t), e.Hashes)
+	}
 	switch e.Kind {
 	case kvevents.Stored:
 		m.stored(e, t)

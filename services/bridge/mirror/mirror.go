@@ -109,6 +109,8 @@ type Mirror struct {
 
 	out output
 	buf scratch
+	// read keeps the reads of warm from being left out.
+	read uint64
 }
 
 // tiers is the number of tiers; a tier here is pb.Tier - 1.
@@ -258,10 +260,10 @@ func (m *Mirror) Doubt() string {
 		return m.lost
 	case m.sticky != "":
 		return m.sticky
-	case m.outside != "":
-		return m.outside
 	case m.unnamed > 0:
 		return "blocks without a name"
+	case m.outside != "": // the last, so that it is told only when it is the only one
+		return m.outside
 	}
 	return ""
 }

@@ -186,6 +186,29 @@ func (t *table) delete(tag uint32, n int32) {
 	t.count--
 }
 
+// warmFrom is how many names are worth reading ahead.
+const warmFrom = 8
+
+// warm reads what finding names will read: the tables of a large cache lie in
+// slow memory, and reads that do not wait for each other overlap.
+func (m *Mirror) warm(layout uint8, names []uint64) {
+	if len(names) < warmFrom || m.byName.count == 0 || m.byKey.count == 0 {
+		return
+	}
+	home := func(t *table, v uint64) *entry { return &t.slots[tagOf(layout, v)>>t.shift] }
+	var sink uint64
+	for _, name := range names {
+		sink += uint64(home(&m.byName, name).tag)
+	}
+	for _, name := range names {
+		sink += m.slab.at(home(&m.byName, name).n).key
+	}
+	for _, name := range names {
+		sink += uint64(home(&m.byKey, m.slab.at(home(&m.byName, name).n).key).tag)
+	}
+	m.read = sink
+}
+
 // find returns the node of a layout with an engine's name, 0 for none.
 func (m *Mirror) find(layout uint8, name uint64) int32 {
 	t := &m.byName

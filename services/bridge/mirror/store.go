@@ -8,6 +8,10 @@ import (
 	"warmpath/services/bridge/kvevents"
 )
 
+// maxPath bounds the blocks that are looked at before a run: a million tokens in
+// blocks of 16.
+const maxPath = 1 << 16
+
 // run takes the first blocks of a store, all of whose tokens are there.
 func (m *Mirror) run(e *kvevents.Event, t tier, of uint8, blocks int) {
 	size := m.layouts[of].size
@@ -25,7 +29,13 @@ func (m *Mirror) run(e *kvevents.Event, t tier, of uint8, blocks int) {
 		}
 		var n int32
 		if known {
-			if n = m.place(of, name, m.content(of, c, tokens, extras)); n == 0 {
+			n = m.find(of, name)
+			if n != 0 && m.refills(e, n, c, tokens, extras) {
+				m.addCopy(n, t, announced)
+				m.wake(n)
+				continue // what follows stands where it would without this one
+			}
+			if n = m.placeAs(n, of, name, m.content(of, c, tokens, extras)); n == 0 {
 				m.full()
 				break
 			}
@@ -44,6 +54,44 @@ func (m *Mirror) run(e *kvevents.Event, t tier, of uint8, blocks int) {
 		m.pinned = n
 	}
 	m.pinned = 0
+}
+
+// refills says whether a run that has come to c brings the named node n back into
+// the path that leads to c, from which it was evicted alone. An engine that
+// evicts from the middle tells all that was missing of a prompt in one run behind
+// the last block that was not; the names say where each one stands.
+func (m *Mirror) refills(e *kvevents.Event, n int32, c cursor, tokens []uint32, extras []blockkey.Extra) bool {
+	own := m.before(n)
+	switch {
+	case own == c, own.first && c.first && own.at == c.at && own.part == c.part:
+		return false // it comes back where it was
+	case own.first:
+		root, ok := m.root(e)
+		if !ok {
+			return false
+		}
+		own.key = root // whole blocks do not keep it
+	}
+	return m.same(n, m.content(m.slab.at(n).layout, own, tokens, extras)) && m.leads(n, c)
+}
+
+// leads says whether the path from the root to c passes n.
+func (m *Mirror) leads(n int32, c cursor) bool {
+	of := m.slab.at(n).layout
+	for step := 0; step < maxPath && (!c.first || c.at > 0); step++ {
+		last := c.part
+		if c.at == 0 {
+			last = m.findKey(of, c.key)
+		}
+		switch {
+		case last == 0:
+			return false
+		case last == n, m.completes(n) && m.slab.at(n).key == m.slab.at(last).key:
+			return true
+		}
+		c = m.before(last)
+	}
+	return false
 }
 
 // known is the node of a block whose place is unknown, if its name says it; 0 when
@@ -73,17 +121,23 @@ func (m *Mirror) start(e *kvevents.Event, of uint8) (cursor, bool) {
 	if m.deep(e, of) {
 		return cursor{}, false
 	}
+	root, ok := m.root(e)
+	return cursor{key: root, first: true}, ok
+}
+
+// root is what the first block of e's prompt continues; false when that is unknown.
+func (m *Mirror) root(e *kvevents.Event) (blockkey.Key, bool) {
 	lora := e.LoRA
 	if lora == "" && e.HasLoRAID {
 		if lora = m.cfg.LoRAs[e.LoRAID]; lora == "" {
 			m.stats.UnnamedLoRAs++
-			return cursor{}, false
+			return 0, false
 		}
 	}
 	if strings.ContainsRune(lora, 0) || strings.ContainsRune(e.Salt, 0) {
-		return cursor{}, false // a root must be the root of one prompt only
+		return 0, false // a root must be the root of one prompt only
 	}
-	return cursor{key: blockkey.Root(m.cfg.Model, lora, e.Salt), first: true}, true
+	return blockkey.Root(m.cfg.Model, lora, e.Salt), true
 }
 
 // behind is the cursor behind the block with a name.
@@ -125,13 +179,18 @@ func firstExtras(e *kvevents.Event) []blockkey.Extra {
 // place returns the node of a block with a content, which is new or known; 0
 // when there is no room.
 func (m *Mirror) place(of uint8, name uint64, c content) int32 {
-	if n := m.find(of, name); n != 0 {
+	return m.placeAs(m.find(of, name), of, name, c)
+}
+
+// placeAs is place where n has the name already, 0 for none.
+func (m *Mirror) placeAs(n int32, of uint8, name uint64, c content) int32 {
+	if n != 0 {
 		if m.same(n, c) {
 			return n
 		}
 		m.replace(n)
 	}
-	n := m.take()
+	n = m.take()
 	if n == 0 {
 		return 0
 	}

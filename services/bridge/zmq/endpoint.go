@@ -72,6 +72,15 @@ func (e endpoint) addr() string {
 	return net.JoinHostPort(e.host, strconv.Itoa(e.port))
 }
 
+// Dialable is why an endpoint cannot be dialed, nil when it can be.
+func Dialable(s string) error {
+	e, err := parseEndpoint(s)
+	if err != nil {
+		return err
+	}
+	return e.dialable()
+}
+
 // AtRank is the endpoint of an engine's data-parallel rank: engines add the rank
 // to the port, of the events' socket and of the replay's alike. An ipc endpoint
 // has no other rank than 0.
