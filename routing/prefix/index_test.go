@@ -61,7 +61,7 @@ func TestChildBeforeParent(t *testing.T) {
 		t.Errorf("a hole does not end the match: %+v", m)
 	}
 	feed(t, x, "a", 4, storeEvent(CPU, keys[2]))
-	want := Match{Replica: "a", Epoch: Epoch(epochNumber(1)), GPU: 2, Total: 8, Predicted: 8, Tiers: [NumTiers]int{7, 1, 0, 0}}
+	want := Match{Replica: "a", Epoch: Epoch(epochNumber(1)), GPU: 2, Total: 8, Predicted: 8, Tiers: [NumTiers]int{7, 1, 0, 0}, Entries: 8}
 	if m := one(t, x, "a", keys); m != want {
 		t.Errorf("a hole filled from a lower tier: %+v, want %+v", m, want)
 	}
@@ -171,7 +171,7 @@ func TestPredictionsOfUnknownReplica(t *testing.T) {
 	got, _ := x.Match(nil, keys, p)
 	want := []Match{
 		{Replica: "a", Predicted: 3},
-		{Replica: "b", Epoch: Epoch(epochNumber(1)), GPU: 2, Total: 2, Predicted: 5, Tiers: [NumTiers]int{2}},
+		{Replica: "b", Epoch: Epoch(epochNumber(1)), GPU: 2, Total: 2, Predicted: 5, Tiers: [NumTiers]int{2}, Entries: 2},
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)

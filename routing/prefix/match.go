@@ -24,6 +24,9 @@ type Match struct {
 	// Suspect is true when the replica's history has a hole or its publisher is in
 	// doubt, so that it may hold more or less than this.
 	Suspect bool
+	// Entries counts the (tier, key) pairs that the replica holds of any prompt; 0
+	// for one that only predictions know.
+	Entries int
 }
 
 // Match appends to dst what each known replica holds of a prompt, sorted by
@@ -38,7 +41,7 @@ func (x *Index) Match(dst []Match, keys []blockkey.Key, p *Predictions) (matches
 	dst = slices.Grow(dst, len(x.sorted))[:first+len(x.sorted)]
 	out := dst[first:]
 	for i, r := range x.sorted {
-		out[i] = Match{Replica: r.name, Epoch: r.epoch, Suspect: r.suspect()}
+		out[i] = Match{Replica: r.name, Epoch: r.epoch, Suspect: r.suspect(), Entries: r.total()}
 	}
 	switch {
 	case x.table.segments == nil: // nobody holds anything

@@ -141,6 +141,9 @@ func (m *model) match(keys []blockkey.Key, predicted func(replica string, k bloc
 		}
 		copy(match.Epoch[:], r.epoch)
 		match.Suspect = r.suspect()
+		for _, keys := range r.held {
+			match.Entries += len(keys)
+		}
 		best := func(k blockkey.Key) (Tier, bool) {
 			for t := GPU; t < NumTiers; t++ {
 				if r.held[t][k] {

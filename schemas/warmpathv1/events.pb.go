@@ -1606,8 +1606,11 @@ type Candidate struct {
 	Ineligible string `protobuf:"bytes,11,opt,name=ineligible,proto3" json:"ineligible,omitempty"`
 	// Prompt tokens the policy expects to be served from cache here.
 	ExpectedCachedTokens uint64 `protobuf:"varint,12,opt,name=expected_cached_tokens,json=expectedCachedTokens,proto3" json:"expected_cached_tokens,omitempty"`
-	unknownFields        protoimpl.UnknownFields
-	sizeCache            protoimpl.SizeCache
+	// Blocks of any prompt that the index holds of the replica; absent when the
+	// decider had no index.
+	IndexedBlocks *uint64 `protobuf:"varint,13,opt,name=indexed_blocks,json=indexedBlocks,proto3,oneof" json:"indexed_blocks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Candidate) Reset() {
@@ -1720,6 +1723,13 @@ func (x *Candidate) GetIneligible() string {
 func (x *Candidate) GetExpectedCachedTokens() uint64 {
 	if x != nil {
 		return x.ExpectedCachedTokens
+	}
+	return 0
+}
+
+func (x *Candidate) GetIndexedBlocks() uint64 {
+	if x != nil && x.IndexedBlocks != nil {
+		return *x.IndexedBlocks
 	}
 	return 0
 }
@@ -2675,7 +2685,7 @@ const file_warmpath_v1_events_proto_rawDesc = "" +
 	"\awaiting\x18\x04 \x01(\rR\awaiting\x12\x17\n" +
 	"\akv_used\x18\x05 \x01(\x01R\x06kvUsed\x12'\n" +
 	"\rreport_age_us\x18\x06 \x01(\x03H\x00R\vreportAgeUs\x88\x01\x01B\x10\n" +
-	"\x0e_report_age_us\"\xc4\x03\n" +
+	"\x0e_report_age_us\"\x83\x04\n" +
 	"\tCandidate\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\fR\x05epoch\x12\x1d\n" +
@@ -2692,7 +2702,9 @@ const file_warmpath_v1_events_proto_rawDesc = "" +
 	"\n" +
 	"ineligible\x18\v \x01(\tR\n" +
 	"ineligible\x124\n" +
-	"\x16expected_cached_tokens\x18\f \x01(\x04R\x14expectedCachedTokens\"1\n" +
+	"\x16expected_cached_tokens\x18\f \x01(\x04R\x14expectedCachedTokens\x12*\n" +
+	"\x0eindexed_blocks\x18\r \x01(\x04H\x00R\rindexedBlocks\x88\x01\x01B\x11\n" +
+	"\x0f_indexed_blocks\"1\n" +
 	"\x05Param\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x01R\x05value\"e\n" +
@@ -2920,6 +2932,7 @@ func file_warmpath_v1_events_proto_init() {
 	file_warmpath_v1_events_proto_msgTypes[8].OneofWrappers = []any{}
 	file_warmpath_v1_events_proto_msgTypes[10].OneofWrappers = []any{}
 	file_warmpath_v1_events_proto_msgTypes[12].OneofWrappers = []any{}
+	file_warmpath_v1_events_proto_msgTypes[13].OneofWrappers = []any{}
 	file_warmpath_v1_events_proto_msgTypes[18].OneofWrappers = []any{}
 	file_warmpath_v1_events_proto_msgTypes[19].OneofWrappers = []any{}
 	type x struct{}

@@ -40,7 +40,7 @@ func (x *exchange) compare(f *pb.Finished) {
 		record.Messages, record.Media = tokenize.CountElements(p.Messages), hasMedia(p.Messages)
 	}
 	x.g.raise(x.ctx, x.g.mismatch.Observe(record))
-	if x.g.mismatch.WantsProbe() && x.rq.prompt != nil {
+	if x.rq.prompt != nil && x.g.mismatch.WantsProbe(record) {
 		x.g.probe(*x.rq.prompt, f.GetReplica())
 	}
 }
@@ -102,7 +102,7 @@ func (g *Gateway) probe(p tokensource.Prompt, replica string) {
 			return
 		}
 		g.raise(ctx, g.mismatch.Probed(mismatch.Probe{
-			SameText: result.SameText, SameChat: result.SameChat, FirstDifference: result.FirstDifference,
+			Replica: replica, Chat: p.Chat, SameText: result.SameText, SameChat: result.SameChat, FirstDifference: result.FirstDifference,
 		}, time.Now().UnixMicro()))
 	})
 }

@@ -112,7 +112,7 @@ func TestRouterOutlivesTheServer(t *testing.T) {
 		t.Error("no restart was counted")
 	}
 	d := e.ask(request(keysOf(2, 4))).Decision
-	if candidate(d, "a").GpuBlocks != 4 {
+	if c := candidate(d, "a"); c.GpuBlocks != 4 || c.IndexedBlocks == nil || c.GetIndexedBlocks() < 4 {
 		t.Errorf("decision %v", d)
 	}
 	e.route(d)

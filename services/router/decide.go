@@ -208,13 +208,14 @@ func (r *Router) count(d *pb.Decided, now int64) {
 
 // candidates are the pool's replicas as a request may use them, sorted by id.
 func candidates(exclude []string, s shape, fleet []seen) []*pb.Candidate {
-	block := make([]pb.Candidate, len(fleet))
+	block, indexed := make([]pb.Candidate, len(fleet)), make([]uint64, len(fleet))
 	out := make([]*pb.Candidate, len(fleet))
 	for i, f := range fleet {
 		c := &block[i]
 		c.Replica = f.entry.Replica
 		c.Epoch = f.entry.Epoch
 		c.Ineligible = ineligible(exclude, s, f)
+		c.IndexedBlocks = &indexed[i]
 		out[i] = c
 	}
 	return out
@@ -276,6 +277,7 @@ func (r *Router) fillMatch(c *pb.Candidate, m *prefix.Match) {
 	c.Epoch = append([]byte(nil), m.Epoch[:]...)
 	c.GpuBlocks, c.TotalBlocks, c.PredictedBlocks = uint32(m.GPU), uint32(m.Total), uint32(m.Predicted)
 	c.Suspect = m.Suspect
+	*c.IndexedBlocks = uint64(m.Entries)
 	for tier, n := range m.Tiers {
 		if n > 0 {
 			c.Tiers = append(c.Tiers, &pb.TierBlocks{Tier: prefix.Tier(tier).ToProto(), Blocks: uint32(n)})

@@ -16,7 +16,8 @@ import (
 
 // Command is `warmpath doctor`.
 type Command struct {
-	Bridge BridgeCommand `cmd:"" help:"Explain in words why an engine would give no hits: its KV events, block size, topic, replay, usage reports and load figures."`
+	Bridge  BridgeCommand  `cmd:"" help:"Explain in words why an engine would give no hits: its KV events, block size, topic, replay, usage reports and load figures."`
+	Gateway GatewayCommand `cmd:"" help:"Explain in words what a gateway's alarms mean and what to do: hits that are predicted and not served, or served and not predicted."`
 }
 
 // BridgeCommand is `warmpath doctor bridge`: it looks at an engine as a bridge
@@ -48,20 +49,13 @@ func (c *BridgeCommand) run(ctx context.Context, stdout io.Writer) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if err := x.report.write(stdout, c.JSON); err != nil {
-		return err
-	}
-	if n := x.report.problems(); n > 0 {
-		return fmt.Errorf("%d of %d checks found a problem", n, len(x.report.Findings))
-	}
-	return nil
+	return x.report.conclude(stdout, c.JSON)
 }
 
 // check names the flag that is wrong.
 func (c *BridgeCommand) check() error {
 	c.URL = strings.TrimRight(c.URL, "/")
-	u, err := url.Parse(c.URL)
-	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+	if !isBase(c.URL) {
 		return fmt.Errorf("url is %q; give the engine's base URL, such as http://127.0.0.1:8000", c.URL)
 	}
 	if c.BlockTokens < 0 {
@@ -77,6 +71,12 @@ func (c *BridgeCommand) check() error {
 		return fmt.Errorf("--kv is %q, which can be bound but not dialed; give the engine's host, or --kv-listen", c.KV)
 	}
 	return nil
+}
+
+// isBase reports whether a text can be the base URL of an HTTP server.
+func isBase(text string) bool {
+	u, err := url.Parse(text)
+	return err == nil && u.Host != "" && (u.Scheme == "http" || u.Scheme == "https")
 }
 
 // State is how a check came out.
@@ -100,9 +100,11 @@ type Finding struct {
 	Do    string `json:"do,omitempty"`
 }
 
-// Report is everything that was found, in the order of the checks.
+// Report is everything that was found, in the order of the checks. One of Engine
+// and Gateway names what was looked at, by its URL.
 type Report struct {
-	Engine   string    `json:"engine"`
+	Engine   string    `json:"engine,omitempty"`
+	Gateway  string    `json:"gateway,omitempty"`
 	Findings []Finding `json:"findings"`
 }
 
@@ -118,6 +120,17 @@ func (r *Report) problems() int {
 	return n
 }
 
+// conclude prints the report. The error says that there is a problem.
+func (r *Report) conclude(w io.Writer, asJSON bool) error {
+	if err := r.write(w, asJSON); err != nil {
+		return err
+	}
+	if n := r.problems(); n > 0 {
+		return fmt.Errorf("%d of %d checks found a problem", n, len(r.Findings))
+	}
+	return nil
+}
+
 func (r *Report) write(w io.Writer, asJSON bool) error {
 	if asJSON {
 		out := json.NewEncoder(w)
@@ -128,8 +141,11 @@ func (r *Report) write(w io.Writer, asJSON bool) error {
 			OK bool `json:"ok"`
 		}{r, r.problems() == 0})
 	}
-	fmt.Fprintf(w, "engine %s\n", r.Engine)
-	var err error
+	subject := "engine " + r.Engine
+	if r.Gateway != "" {
+		subject = "gateway " + r.Gateway
+	}
+	_, err := fmt.Fprintln(w, subject)
 	for _, f := range r.Findings {
 		_, err = fmt.Fprintf(w, "%-8s %s: %s\n", f.State, f.Check, f.Seen)
 		for _, more := range []struct{ name, text string }{{"means", f.Means}, {"do", f.Do}} {

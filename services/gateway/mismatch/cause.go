@@ -208,7 +208,7 @@ func (w *window) hits(recent []*sample, probe *Probe) (finding, bool) {
 	found := func(cause, detail string) (finding, bool) { return finding{cause, detail, bad}, true }
 	vague := func(cause, detail string) (finding, bool) { return finding{cause, detail, bad}, len(bad) >= vagueBad }
 
-	if c := probe.cause(); c != "" {
+	if c := probe.cause(); c != "" && newest.source == SourceInProcess {
 		return found(c, probeDetail(c))
 	}
 	if n := count(bad, differs); n >= 3 && n*100 >= count(bad, isComparable)*diffShare {

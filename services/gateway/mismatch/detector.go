@@ -10,6 +10,7 @@ package mismatch
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -38,7 +39,7 @@ type Detector struct {
 	pool     *watch
 	replicas map[string]*watch
 	memories map[string]*memory
-	probe    *Probe
+	probes   map[string]*Probe // by the replica that was asked
 }
 
 // watch is the evidence of one scope and the alarms that are on.
@@ -50,6 +51,8 @@ type watch struct {
 	// many records in a row.
 	other string
 	times int
+	// failing is set when hits disagreed as last looked at.
+	failing bool
 }
 
 // alarm is an alarm that is on.
@@ -60,7 +63,7 @@ type alarm struct {
 // New returns a detector that has seen nothing.
 func New(cfg Config) *Detector {
 	cfg.Settle = cmp.Or(cfg.Settle, 250*time.Millisecond)
-	return &Detector{cfg: cfg, pool: newWatch(), replicas: map[string]*watch{}, memories: map[string]*memory{}}
+	return &Detector{cfg: cfg, pool: newWatch(), replicas: map[string]*watch{}, memories: map[string]*memory{}, probes: map[string]*Probe{}}
 }
 
 func newWatch() *watch { return &watch{window: newWindow()} }
@@ -94,12 +97,12 @@ func (d *Detector) Observe(r Record) []*pb.Mismatch {
 	return events
 }
 
-// Probed takes a comparison with an engine's tokenizer, which decides between
-// template and tokenizer from now on, and returns what it changes.
+// Probed takes a comparison with an engine's tokenizer, which decides whether
+// template or tokenizer are wrong until the alarm ends, and returns what it changes.
 func (d *Detector) Probed(p Probe, atUS int64) []*pb.Mismatch {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.probe = &p
+	d.probes[p.Replica] = &p
 	proven := p.cause()
 	if proven == "" {
 		return nil
@@ -107,6 +110,9 @@ func (d *Detector) Probed(p Probe, atUS int64) []*pb.Mismatch {
 	var events []*pb.Mismatch
 	for _, w := range d.watches() {
 		a := w.keys
+		if w != d.pool && w != d.replicas[p.Replica] {
+			continue
+		}
 		if a == nil || a.event.Cause == proven || (a.event.Cause != Template && a.event.Cause != Tokenizer) {
 			continue
 		}
@@ -119,17 +125,35 @@ func (d *Detector) Probed(p Probe, atUS int64) []*pb.Mismatch {
 	return events
 }
 
-// WantsProbe reports whether a comparison with the engine's tokenizer would help:
-// an alarm is on whose cause it can settle, and none was made since.
-func (d *Detector) WantsProbe() bool {
+// WantsProbe reports whether to compare tokens with the engine of a record that
+// was observed just now: an alarm is on that this can settle, or hits disagree and
+// the reason is open, and the engine was not asked yet.
+func (d *Detector) WantsProbe(r Record) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.probe != nil {
+	if p := d.probes[r.Replica]; r.Source != SourceInProcess || p != nil && (p.Chat || !r.Chat) {
 		return false
 	}
-	return slices.ContainsFunc(d.watches(), func(w *watch) bool {
-		return w.keys != nil && (w.keys.event.Cause == Template || w.keys.event.Cause == Tokenizer)
-	})
+	for _, w := range []*watch{d.pool, d.replicas[r.Replica]} {
+		switch {
+		case w == nil:
+		case w.keys == nil && w.failing, w.keys != nil && (w.keys.event.Cause == Template || w.keys.event.Cause == Tokenizer):
+			return true
+		}
+	}
+	return false
+}
+
+// probe is what was learned of a scope's engines by asking them.
+func (d *Detector) probe(w *watch, replica string) *Probe {
+	if w != d.pool {
+		return d.probes[replica]
+	}
+	var best *Probe
+	for _, name := range slices.Sorted(maps.Keys(d.probes)) {
+		best = best.better(d.probes[name])
+	}
+	return best
 }
 
 // Active returns the alarms that are on, the pool's first, then by replica.
@@ -157,6 +181,7 @@ func (d *Detector) Forget(replica string, atUS int64) []*pb.Mismatch {
 	}
 	delete(d.replicas, replica)
 	delete(d.memories, replica)
+	delete(d.probes, replica)
 	var events []*pb.Mismatch
 	for _, a := range []*alarm{w.keys, w.usage} {
 		if a != nil {

@@ -56,9 +56,11 @@ func (d *Detector) judgeKeys(w *watch, replica string, atUS int64) []*pb.Mismatc
 		event := resolved(w.keys, atUS)
 		w.keys, w.other, w.times = nil, "", 0
 		d.clear(w)
+		d.forgetProbes(w, replica)
 		return []*pb.Mismatch{event}
 	}
-	f, ok := w.window.keys(d.probe)
+	w.failing = failing(latest(w.window.where(isJudged), recentHits), isBad)
+	f, ok := w.window.keys(d.probe(w, replica))
 	if !ok || (w.keys != nil && f.cause == w.keys.event.Cause) {
 		w.other, w.times = "", 0
 		return nil
@@ -95,6 +97,16 @@ func (d *Detector) clear(w *watch) {
 			own.window.clear()
 		}
 	}
+}
+
+// forgetProbes drops what engines said while an alarm was on: they may be changed.
+func (d *Detector) forgetProbes(w *watch, replica string) {
+	w.failing = false
+	if w == d.pool {
+		clear(d.probes)
+		return
+	}
+	delete(d.probes, replica)
 }
 
 // healthy reports whether what came since an alarm shows no fault in the requests

@@ -38,7 +38,7 @@ func lengthsCause(texts, chats []*sample, probe *Probe) finding {
 		}
 		return fmt.Sprintf("the engine counts %+.1f tokens a prompt on average, varying with the text; use the engine's tokenizer.json", mean)
 	}
-	if c := probe.cause(); c != "" {
+	if c := probe.cause(); c != "" && diffs[len(diffs)-1].source == SourceInProcess {
 		return finding{c, probeDetail(c), diffs}
 	}
 	cause := Template

@@ -94,24 +94,25 @@ func TestEventSaysWhatWasSeen(t *testing.T) {
 
 func TestProbeSettlesTheCause(t *testing.T) {
 	w := newWorld(3, options{template: "message", replicas: 2})
-	if w.detector.WantsProbe() {
+	r := mismatch.Record{Replica: "a", Chat: true, Source: mismatch.SourceInProcess}
+	if w.detector.WantsProbe(r) {
 		t.Error("a probe is wanted before any alarm")
 	}
 	w.run(60)
 	w.settle()
 	d := w.detector
-	if !d.WantsProbe() {
+	if !d.WantsProbe(r) {
 		t.Error("no probe is wanted")
 	}
-	if got := d.Probed(mismatch.Probe{SameText: proto.Bool(true), SameChat: proto.Bool(false)}, 5); got != nil {
+	if got := d.Probed(mismatch.Probe{Replica: "a", SameText: proto.Bool(true), SameChat: proto.Bool(false)}, 5); got != nil {
 		t.Errorf("a probe of the same opinion changed %v", got)
 	}
-	got := d.Probed(mismatch.Probe{SameText: proto.Bool(false)}, 7)
+	got := d.Probed(mismatch.Probe{Replica: "a", Chat: true, SameText: proto.Bool(false)}, 7)
 	if len(got) != 2 || !got[0].Resolved || got[0].Cause != mismatch.Template || got[0].TimeUs != 7 ||
 		got[1].Resolved || got[1].Cause != mismatch.Tokenizer || got[1].Detail == got[0].Detail {
 		t.Errorf("got %v", got)
 	}
-	if active := d.Active(); len(active) != 1 || active[0].Cause != mismatch.Tokenizer || d.WantsProbe() {
+	if active := d.Active(); len(active) != 1 || active[0].Cause != mismatch.Tokenizer || d.WantsProbe(r) {
 		t.Errorf("active %v", active)
 	}
 	// The probe holds for what comes: the statistics say template.
@@ -120,6 +121,43 @@ func TestProbeSettlesTheCause(t *testing.T) {
 	w.settle()
 	if len(w.events) > 0 {
 		t.Errorf("changed its mind: %v", w.events[0].event)
+	}
+}
+
+// Where hits disagree and nothing says why, the engine is asked before a cause is
+// named: without its answer a template with another date looks like missing events.
+func TestEnginesAreAskedBeforeAnAlarm(t *testing.T) {
+	for _, c := range []struct {
+		options
+		cause string
+	}{
+		{options{template: "date"}, mismatch.Template},
+		{options{template: "date", text: 0.1, replicas: 2}, mismatch.Template},
+		{options{eventsOff: true}, mismatch.EventsOff},
+		{options{eventsOff: true, wrongReplica: 2}, mismatch.EventsOff},
+		{options{saltLost: true, salted: 0.6}, mismatch.Salt},
+		{options{loraLost: true, lora: 0.6}, mismatch.LoRA},
+		{options{engineBlock: 24}, mismatch.BlockSize},
+	} {
+		for seed := range uint64(6) {
+			o := c.options
+			o.probes = true
+			w := newWorld(seed, o)
+			w.run(150)
+			w.settle()
+			if len(w.events) == 0 || w.events[0].event.Cause != c.cause {
+				t.Errorf("seed %d, %+v: got %v", seed, c.options, w.events)
+			}
+			if w.asked > 2*len(w.replicas) {
+				t.Errorf("seed %d, %+v: asked %d times", seed, c.options, w.asked)
+			}
+		}
+	}
+	healthy := newWorld(1, options{salted: 0.3, lora: 0.3, text: 0.2, probes: true})
+	healthy.run(400)
+	healthy.settle()
+	if healthy.asked > 0 || len(healthy.events) > 0 {
+		t.Errorf("a healthy pool is asked %d times, and raises %v", healthy.asked, healthy.events)
 	}
 }
 
@@ -149,6 +187,14 @@ func TestRecordOf(t *testing.T) {
 		r.Matched != 48 || r.Predicted != 48 || r.PromptTokens != 64 || *r.EnginePromptTokens != 65 || *r.CachedTokens != 0 ||
 		r.BlockTokens != 16 || r.EngineBlockTokens != 32 || !r.KVEvents || r.KVProblem != "late" || !slices.Equal(r.Keys, d.Keys) {
 		t.Errorf("got %+v, %v", r, ok)
+	}
+	for indexed, n := range map[mismatch.Indexed]*uint64{
+		mismatch.IndexUnknown: nil, mismatch.IndexEmpty: proto.Uint64(0), mismatch.IndexHolds: proto.Uint64(7),
+	} {
+		d.Candidates[1].IndexedBlocks = n
+		if r, _ := mismatch.RecordOf(d, f, e); r.Indexed != indexed {
+			t.Errorf("with %v blocks the index is %v", n, r.Indexed)
+		}
 	}
 	d.Candidates[1].Suspect, d.PredictedCachedTokens = true, 16
 	if r, _ := mismatch.RecordOf(d, f, nil); r.Matched != 16 || r.EngineBlockTokens != 0 {
@@ -249,11 +295,12 @@ func TestConcurrentUse(t *testing.T) {
 		wg.Go(func() {
 			for i := range 200 {
 				n := uint64(i)
-				d.Observe(mismatch.Record{Replica: string(rune('a' + g)), Source: mismatch.SourceInProcess, Chat: true, Messages: 1 + i%3,
-					Keys: []uint64{n}, BlockTokens: 16, PromptTokens: 20 + n, EnginePromptTokens: proto.Uint64(21 + n), FinishedUS: int64(i)})
+				r := mismatch.Record{Replica: string(rune('a' + g)), Source: mismatch.SourceInProcess, Chat: true, Messages: 1 + i%3,
+					Keys: []uint64{n}, BlockTokens: 16, PromptTokens: 20 + n, EnginePromptTokens: proto.Uint64(21 + n), FinishedUS: int64(i)}
+				d.Observe(r)
 				d.Active()
-				d.WantsProbe()
-				d.Probed(mismatch.Probe{}, 1)
+				d.WantsProbe(r)
+				d.Probed(mismatch.Probe{Replica: r.Replica}, 1)
 			}
 		})
 	}

@@ -64,8 +64,7 @@ type Record struct {
 }
 
 // RecordOf takes from a request's events and its replica's fleet entry, which may
-// be nil, what they have. The caller adds Salted, Chat, Messages, Media, and
-// Indexed when it knows it. It reports false for a request that says nothing: one
+// be nil, what they have. The caller adds Salted, Chat, Messages and Media. It reports false for a request that says nothing: one
 // that did not end well, or whose decision is not the one that ended it.
 func RecordOf(d *pb.Decided, f *pb.Finished, e *pb.FleetEntry) (Record, bool) {
 	if d == nil || f.GetStatus() != pb.Status_STATUS_OK || d.Chosen != f.Replica || d.Attempt != f.Attempt {
@@ -84,6 +83,13 @@ func RecordOf(d *pb.Decided, f *pb.Finished, e *pb.FleetEntry) (Record, bool) {
 			continue
 		}
 		r.Matched = policy.ExpectedCached(max(c.GpuBlocks, c.TotalBlocks), d.BlockTokens, d.PromptTokens)
+		switch {
+		case c.IndexedBlocks == nil: // a decider without an index
+		case c.GetIndexedBlocks() == 0:
+			r.Indexed = IndexEmpty
+		default:
+			r.Indexed = IndexHolds
+		}
 		if c.Suspect { // the router itself says that it may be wrong
 			r.Matched = min(r.Matched, r.Predicted)
 		}
@@ -94,6 +100,9 @@ func RecordOf(d *pb.Decided, f *pb.Finished, e *pb.FleetEntry) (Record, bool) {
 // Probe is a comparison with the engine's own tokenizer for one request. Nil
 // fields were not compared.
 type Probe struct {
+	// Replica is the one that was asked, and Chat says that the prompt was a chat's.
+	Replica string
+	Chat    bool
 	// SameText: the same text gave the same tokens. SameChat: the same messages did.
 	SameText, SameChat *bool
 	// FirstDifference is the position of the first token that differs between the
@@ -112,6 +121,14 @@ func (p *Probe) cause() string {
 		return Template
 	}
 	return ""
+}
+
+// better returns the probe that proves more.
+func (p *Probe) better(other *Probe) *Probe {
+	if p == nil || p.cause() == "" && (other.cause() != "" || !other.clears()) {
+		return other
+	}
+	return p
 }
 
 // clears reports whether a probe proves that text becomes tokens as in the engine.

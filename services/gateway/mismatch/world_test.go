@@ -6,6 +6,8 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"google.golang.org/protobuf/proto"
+
 	"warmpath/routing/blockkey"
 	pb "warmpath/schemas/warmpathv1"
 	"warmpath/services/gateway/mismatch"
@@ -26,6 +28,7 @@ type world struct {
 	requests  int
 	concerned int // requests of the kind that the fault is about
 	events    []raised
+	asked     int // probes
 }
 
 // raised is an alarm and the request after which it came.
@@ -47,6 +50,7 @@ type options struct {
 	fleetBlock                        int
 	wrongReplica                      int // with faults of engines: the only one that has it, counted from 1
 	indexed                           bool
+	probes                            bool // engines are asked for tokens when that is wanted
 
 	// Faults.
 	template  string // none, constant, message, date, ending (harmless)
@@ -273,7 +277,11 @@ func (w *world) request() {
 	took := int64(50_000 + w.random.IntN(3_000_000))
 	rec.FinishedUS = w.now + took
 	w.later(rec.FinishedUS, func() {
-		for _, e := range w.detector.Observe(rec) {
+		events := w.detector.Observe(rec)
+		if o.probes && w.detector.WantsProbe(rec) {
+			events = append(events, w.detector.Probed(w.ask(rec), w.now)...)
+		}
+		for _, e := range events {
 			w.events = append(w.events, raised{e, w.requests})
 		}
 	})
@@ -344,6 +352,16 @@ func (w *world) serve(r *replica, s *session) (length, cached uint64) {
 		}
 	})
 	return length, uint64(hits * block)
+}
+
+// ask compares tokens with an engine's.
+func (w *world) ask(rec mismatch.Record) mismatch.Probe {
+	w.asked++
+	p := mismatch.Probe{Replica: rec.Replica, Chat: rec.Chat, SameText: proto.Bool(!w.options.tokenizer)}
+	if rec.Chat {
+		p.SameChat = proto.Bool(!w.options.tokenizer && w.options.template == "")
+	}
+	return p
 }
 
 // restart empties the engines and what the index has of them, as a new version does.
