@@ -2,6 +2,8 @@
 export GOTOOLCHAIN := go1.27.3
 export PATH := $(CURDIR)/.cache/promtool/usr/bin:$(PATH)
 GO ?= go
+# Where bench finds tokenizers and golden texts, which are not part of the repository.
+BENCH_DATA ?= ../shared/data
 GOLANGCI := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 .PHONY: build demo test check lint race bench soak generate tidy engine tools help
@@ -36,6 +38,8 @@ race: tools engine
 bench: build ## the promised figures, each judged by its bound, and Go benchmarks of the request path
 	bin/warmpath bench index
 	bin/warmpath bench ingest
+	bin/warmpath bench route
+	$(if $(wildcard $(BENCH_DATA)/tokenizers),bin/warmpath bench tokenize --data $(BENCH_DATA),@echo "bench tokenize: no tokenizers in $(BENCH_DATA); give BENCH_DATA=DIR, see warmpath bench tokenize --help")
 	$(GO) test -run '^$$' -bench . -benchmem ./routing/... ./engine/... ./tokenize/... ./streams/...
 
 soak: build engine ## long property tests and kill loops, tens of minutes

@@ -1,6 +1,6 @@
 // Package streams is JetStream as code: the topology and its permissions, the
 // ordered publisher, the ordered follower, the live view of ROUTE, load and
-// fleet. Nothing else in Warmpath but services needs to know NATS.
+// fleet. Nothing else in Warmpath but services and follow needs to know NATS.
 package streams
 
 import (

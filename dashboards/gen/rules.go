@@ -96,7 +96,7 @@ var alerts = []alert{
 	{"WarmpathBridgeInDoubt", "ticket", "15m",
 		"min by (replica) (warmpath_bridge_exact) == 0",
 		"what is published of replica {{ $labels.replica }} is not known to be what its engine holds",
-		"kv_problem in GET /v1/state of its bridge says why; warmpath doctor bridge looks at the engine. History that was lost is in doubt until the engine clears its cache or restarts."},
+		"problem in GET /v1/state of its bridge says why; warmpath doctor bridge looks at the engine. History that was lost is in doubt until the engine clears its cache or restarts."},
 	{"WarmpathBridgeHistoryLost", "ticket", "0m",
 		"sum by (replica, reason) (increase(warmpath_bridge_history_lost_total[15m])) > 0",
 		"KV events of replica {{ $labels.replica }} are gone: {{ $labels.reason }}",

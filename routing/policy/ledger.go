@@ -235,21 +235,28 @@ func (l *Ledger) Forget(replica string) {
 // ReportMaxAge, or does not say what waits, still bounds what can be left of
 // the decisions it has seen.
 func (l *Ledger) Terms(replica string, nowUS int64) *pb.LoadTerms {
-	terms := &pb.LoadTerms{}
+	terms := new(pb.LoadTerms)
+	l.FillTerms(terms, new(int64), replica, nowUS)
+	return terms
+}
+
+// FillTerms is Terms into an empty message and an age of the caller's, who makes
+// many at once.
+func (l *Ledger) FillTerms(terms *pb.LoadTerms, age *int64, replica string, nowUS int64) {
 	a := l.replicas[replica]
 	if a == nil {
-		return terms
+		return
 	}
 	terms.InFlight = uint32(len(a.flights))
 	if a.report == nil {
 		for _, f := range a.flights {
 			terms.QueuedPrefillTokens += f.uncached
 		}
-		return terms
+		return
 	}
 	r := a.report
-	age := max(nowUS-r.TimeUs, 0)
-	terms.ReportAgeUs = &age
+	*age = max(nowUS-r.TimeUs, 0)
+	terms.ReportAgeUs = age
 	var seen, seenTokens, unseen uint64
 	for _, f := range a.flights {
 		if f.decidedUS > r.TimeUs-l.cfg.DispatchGrace.Microseconds() {
@@ -259,7 +266,7 @@ func (l *Ledger) Terms(replica string, nowUS int64) *pb.LoadTerms {
 		seen++
 		seenTokens += f.uncached
 	}
-	fresh := age <= l.cfg.ReportMaxAge.Microseconds()
+	fresh := *age <= l.cfg.ReportMaxAge.Microseconds()
 	switch {
 	case r.QueuedPrefillTokens != nil && fresh:
 		terms.QueuedPrefillTokens = *r.QueuedPrefillTokens
@@ -274,5 +281,4 @@ func (l *Ledger) Terms(replica string, nowUS int64) *pb.LoadTerms {
 	if fresh {
 		terms.Running, terms.Waiting, terms.KvUsed = r.GetRunning(), r.GetWaiting(), r.GetKvUsed()
 	}
-	return terms
 }

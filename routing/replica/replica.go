@@ -3,6 +3,7 @@ package replica
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	pb "warmpath/schemas/warmpathv1"
@@ -13,14 +14,15 @@ import (
 // safe for concurrent use. Entries that it returns must not be modified.
 type Fleet struct {
 	maxAgeUS int64
-	entries  map[string]*pb.FleetEntry
+	// entries are sorted by replica: every decision wants them so.
+	entries []*pb.FleetEntry
 }
 
 // NewFleet returns an empty fleet whose replicas count as live for maxAge after
 // their last heartbeat. maxAge must cover a few heartbeats and the difference
 // between the clocks of the machines: heartbeats carry their sender's clock.
 func NewFleet(maxAge time.Duration) *Fleet {
-	return &Fleet{maxAgeUS: maxAge.Microseconds(), entries: map[string]*pb.FleetEntry{}}
+	return &Fleet{maxAgeUS: maxAge.Microseconds()}
 }
 
 // Put records an entry in place of the replica's earlier one: the last one put
@@ -30,43 +32,49 @@ func (f *Fleet) Put(e *pb.FleetEntry) {
 	if e.GetReplica() == "" {
 		return
 	}
-	f.entries[e.Replica] = e
+	if i, known := f.find(e.Replica); known {
+		f.entries[i] = e
+	} else {
+		f.entries = slices.Insert(f.entries, i, e)
+	}
 }
 
 // Delete forgets a replica.
 func (f *Fleet) Delete(replica string) {
-	delete(f.entries, replica)
+	if i, known := f.find(replica); known {
+		f.entries = slices.Delete(f.entries, i, i+1)
+	}
 }
 
 // Get returns the replica's last entry, live or not, or nil.
 func (f *Fleet) Get(replica string) *pb.FleetEntry {
-	return f.entries[replica]
+	if i, known := f.find(replica); known {
+		return f.entries[i]
+	}
+	return nil
+}
+
+// find returns where a replica is, or would be.
+func (f *Fleet) find(replica string) (at int, known bool) {
+	return slices.BinarySearchFunc(f.entries, replica, func(e *pb.FleetEntry, name string) int {
+		return strings.Compare(e.Replica, name)
+	})
 }
 
 // All returns every entry, live or not, sorted by replica.
 func (f *Fleet) All() []*pb.FleetEntry {
-	return f.sorted(func(*pb.FleetEntry) bool { return true })
+	return slices.Clone(f.entries)
 }
 
 // Live returns the entries whose heartbeat is recent at nowUS, wall-clock Unix
 // microseconds, sorted by replica. Draining replicas are among them: they still
 // finish what they have.
 func (f *Fleet) Live(nowUS int64) []*pb.FleetEntry {
-	return f.sorted(func(e *pb.FleetEntry) bool { return nowUS-e.HeartbeatUs <= f.maxAgeUS })
-}
-
-func (f *Fleet) sorted(keep func(*pb.FleetEntry) bool) []*pb.FleetEntry {
-	out := make([]*pb.FleetEntry, 0, len(f.entries))
+	live := make([]*pb.FleetEntry, 0, len(f.entries))
 	for _, e := range f.entries {
-		if keep(e) {
-			out = append(out, e)
+		if nowUS-e.HeartbeatUs <= f.maxAgeUS {
+			live = append(live, e)
 		}
 	}
-	slices.SortFunc(out, func(a, b *pb.FleetEntry) int {
-		if a.Replica < b.Replica {
-			return -1
-		}
-		return 1
-	})
-	return out
+	return live
 }

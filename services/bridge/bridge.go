@@ -98,7 +98,12 @@ func (b *Bridge) work(ctx context.Context) (err error) {
 		if b.capture, err = zmq.CreateCapture(b.cfg.Record, b.cfg.RecordBytes); err != nil {
 			return fmt.Errorf("--record: %w", err)
 		}
-		defer func() { err = errors.Join(err, b.capture.Close()) }()
+		defer func() {
+			if n := b.capture.Dropped(); n > 0 {
+				slog.Warn("the record is not whole; raise --record-bytes if it was full", "record", b.cfg.Record, "left_out", n)
+			}
+			err = errors.Join(err, b.capture.Close())
+		}()
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	for _, e := range b.engines {

@@ -32,7 +32,7 @@ type Command struct {
 	Topic      string           `help:"Prefix of the engine's topics; all by default."`
 	LoadSocket string           `name:"load-socket" default:"auto" placeholder:"ENDPOINT" help:"ZMQ endpoint of SGLang's load reports. auto: what the engine says; off: read metrics instead."`
 	Repeats    string           `default:"auto" enum:"auto,copies,once" help:"What a store of a block that is there means: one more copy (vLLM), or the same again. auto: by the kind of engine."`
-	LoRAIDs    map[int64]string `name:"lora-id" placeholder:"ID=NAME" help:"Name of an adapter that an old engine only numbers. May be repeated."`
+	LoRAIDs    map[int64]string `name:"lora-ids" placeholder:"ID=NAME" help:"Name of an adapter that an old engine only numbers. May be repeated."`
 	Config     string           `type:"existingfile" placeholder:"FILE" help:"YAML file of several engines: a list \"engines\", each with the flags above by name. Replaces them."`
 
 	LoadEvery    time.Duration `default:"200ms" help:"How often the load is looked at, 100ms or more; it is published when it changed."`

@@ -245,7 +245,7 @@ func (e Engine) checkEndpoints() error {
 	return nil
 }
 
-// eventsOff is the value of --kv for an engine whose events are not read.
+// eventsOff is the value of --kv and --load-socket for what is not read.
 const eventsOff = "off"
 
 func (e Engine) first() int {

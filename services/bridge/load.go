@@ -15,6 +15,9 @@ import (
 	"warmpath/streams"
 )
 
+// loadTopic is what SGLang publishes its load under unless it says otherwise.
+const loadTopic = "load"
+
 // reporter publishes the load of one replica whenever it changed.
 type reporter struct {
 	replica   *replica
@@ -28,10 +31,10 @@ func (e *engine) reportLoad(ctx context.Context) {
 	for _, r := range e.all() {
 		reporters = append(reporters, &reporter{replica: r})
 	}
-	if socket := e.loadSocket(); socket != "" {
+	if socket, topic := e.loadSocket(); socket != "" {
 		var group sync.WaitGroup
 		for _, r := range reporters {
-			group.Go(func() { r.subscribe(ctx, socket) })
+			group.Go(func() { r.subscribe(ctx, socket, topic) })
 		}
 		group.Wait()
 		return
@@ -102,22 +105,23 @@ func (p *reporter) report(ctx context.Context, l discovery.Load) {
 	b.metrics.reports.Inc()
 }
 
-// loadSocket is where SGLang publishes rank 0's load; empty when it does not.
-func (e *engine) loadSocket() string {
+// loadSocket is where SGLang publishes rank 0's load, and under which topic;
+// empty when it does not.
+func (e *engine) loadSocket() (endpoint, topic string) {
 	switch e.cfg.LoadSocket {
-	case "off":
-		return ""
+	case eventsOff:
+		return "", ""
 	case "", EventsAuto:
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		return e.facts.KVEvents.LoadEndpoint
+		return e.facts.KVEvents.LoadEndpoint, e.facts.KVEvents.LoadTopic
 	}
-	return e.cfg.LoadSocket
+	return e.cfg.LoadSocket, loadTopic
 }
 
 // subscribe reads SGLang's load socket, which speaks on every change. Reports
 // come at most at LoadEvery, the last of them always.
-func (p *reporter) subscribe(ctx context.Context, socket string) {
+func (p *reporter) subscribe(ctx context.Context, socket, topic string) {
 	b := p.replica.engine.bridge
 	endpoint, err := zmq.AtRank(socket, p.replica.rank)
 	if err != nil {
@@ -128,7 +132,7 @@ func (p *reporter) subscribe(ctx context.Context, socket string) {
 	var pacing sync.WaitGroup
 	pacing.Go(func() { p.pace(ctx, newest) })
 	defer pacing.Wait()
-	err = zmq.Subscribe(ctx, zmq.Subscription{Endpoint: endpoint, Topic: "load"}, func(f zmq.Frame) {
+	err = zmq.Subscribe(ctx, zmq.Subscription{Endpoint: endpoint, Topic: topic}, func(f zmq.Frame) {
 		stat, err := kvevents.DecodeLoad(f.Payload)
 		if err != nil {
 			b.metrics.failures.WithLabelValues("load socket").Inc()

@@ -26,11 +26,11 @@ func newMetrics(reg prometheus.Registerer, b *Bridge) *metrics {
 		reports: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "warmpath_bridge_load_reports_total", Help: "Load reports published."}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "warmpath_bridge_failures_total", Help: "What did not work: scrape or pull of the engine, publishing load or fleet entry."}, []string{"what"}),
+			Name: "warmpath_bridge_failures_total", Help: "What did not work: scrape, pull or load socket of the engine, publishing load or fleet entry."}, []string{"what"}),
 		missing: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "warmpath_bridge_metric_missing", Help: "1 for a load figure that the engine does not report."}, []string{"engine", "figure"}),
 		ignored: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "warmpath_bridge_ignored_total", Help: "Messages that were no frames of the replica's engine, by reason."}, []string{"replica", "reason"}),
+			Name: "warmpath_bridge_ignored_total", Help: "What came and was left out, by reason: no frames of the replica's engine, or (capture) not in the record."}, []string{"replica", "reason"}),
 	}
 	reg.MustRegister(m.up, m.reports, m.failures, m.missing, m.ignored, newCollector(b))
 	return m
@@ -97,11 +97,9 @@ func (c *collector) replica(out chan<- prometheus.Metric, s Status) {
 	counter := func(d *prometheus.Desc, v uint64, labels ...string) {
 		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), append([]string{s.Replica}, labels...)...)
 	}
-	exact := 0.0
-	if s.Events && s.Problem == "" {
-		exact = 1
+	if s.Read { // else there is nothing that could be exact
+		gauge(c.exact, map[bool]float64{true: 1}[s.Events && s.Problem == ""])
 	}
-	gauge(c.exact, exact)
 	for i, n := range s.Memory.Present {
 		gauge(c.present, float64(n), prefix.Tier(i).String())
 	}

@@ -19,6 +19,8 @@ import (
 type Status struct {
 	Replica string    `json:"replica"`
 	Epoch   uuid.UUID `json:"epoch"`
+	// Read is true when a source of KV events is configured or was found.
+	Read bool `json:"reads_events"`
 	// Events is true when the replica's KV events are read and fit the pool.
 	Events bool `json:"kv_events"`
 	// Problem is why events are not read, or why the replica is in doubt; empty when
@@ -56,7 +58,7 @@ func (r *replica) look() Status {
 		Replica: r.name, Epoch: r.epoch, Topic: r.topic, LastEventUS: r.lastEvent,
 		Feed: r.feed.Stats(), Memory: r.mirror.Stats(), Decoded: r.decoder.Counts(),
 	}
-	if !r.source.any() {
+	if s.Read = r.source.any(); !s.Read {
 		return s
 	}
 	s.Outbox = r.out.Stats()

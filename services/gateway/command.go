@@ -35,11 +35,11 @@ type ServeCommand struct {
 
 	Pool          string        `required:"" env:"WARMPATH_POOL" help:"Pool of replicas that serves the requests."`
 	Name          string        `env:"WARMPATH_NAME" help:"Name of this gateway in events and subjects, unique in the pool. Default: gateway-<host>-<process id>."`
-	Listen        string        `help:"Address of the OpenAI API, /health and /metrics." default:"127.0.0.1:7000"`
+	Listen        string        `help:"Address of the OpenAI API, /v1/mismatches, /health and /metrics." default:"127.0.0.1:7000"`
 	RouterBudget  time.Duration `help:"How long a request waits for the router before the gateway decides by itself, in HRW order by prefix." default:"50ms"`
 	Tokenizer     string        `help:"How prompts become tokens, the same as in the engines: the folder of the model (tokenizer.json and chat template), engine (ask the engines' /tokenize), bytes (simulated engines), client (the prompt is an array of token ids)." default:"bytes" placeholder:"DIR|engine|bytes|client"`
 	ChatTemplate  string        `type:"existingfile" help:"Chat template that the engines were given in place of the model's own." placeholder:"FILE"`
-	EngineKind    string        `help:"Whose rules a chat template is rendered by: vllm or sglang." enum:"vllm,sglang,trtllm" default:"vllm"`
+	EngineKind    string        `help:"Whose rules a chat template is rendered by: vllm (trtllm is the same) or sglang." enum:"vllm,sglang,trtllm" default:"vllm"`
 	WithoutEvents bool          `help:"The pool's engines publish no KV events, and that is meant so: no alarm about it."`
 	Clock         string        `help:"What times outcomes: wall (measured here), model (the warmpath_timing of simulated engines)." enum:"wall,model" default:"wall"`
 	LoRA          []string      `name:"lora" help:"LoRA adapter that requests may name as their model, beside those that the fleet lists; repeat for several."`

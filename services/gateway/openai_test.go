@@ -17,51 +17,11 @@ import (
 	"time"
 
 	pb "warmpath/schemas/warmpathv1"
+	"warmpath/services/npmtest"
 )
 
 // openaiVersion is the newest of the openai npm package that runs on node 20.
 const openaiVersion = "6.30.1"
-
-// openaiPackage installs the package into the user's cache, and returns where it is.
-func openaiPackage(t *testing.T) (node, folder string) {
-	t.Helper()
-	node, err := exec.LookPath("node")
-	if err != nil {
-		t.Skip("node is not installed")
-	}
-	npm, err := exec.LookPath("npm")
-	if err != nil {
-		t.Skip("npm is not installed")
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Skip("there is no cache folder: ", err)
-	}
-	folder = filepath.Join(cache, "warmpath", "openai-"+openaiVersion)
-	if _, err := os.Stat(filepath.Join(folder, "node_modules", "openai", "package.json")); err == nil {
-		return node, folder
-	}
-	if err := os.MkdirAll(filepath.Dir(folder), 0o755); err != nil {
-		t.Skip("the cache folder cannot be written: ", err)
-	}
-	fresh, err := os.MkdirTemp(filepath.Dir(folder), "openai-new-")
-	if err != nil {
-		t.Skip("the cache folder cannot be written: ", err)
-	}
-	defer os.RemoveAll(fresh)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	install := exec.CommandContext(ctx, npm, "install", "--prefix", fresh, "--no-audit", "--no-fund", "--ignore-scripts", "openai@"+openaiVersion)
-	if out, err := install.CombinedOutput(); err != nil {
-		t.Skipf("npm cannot install openai: %v\n%s", err, out)
-	}
-	if err := os.Rename(fresh, folder); err != nil { // another test may have been first
-		if _, err := os.Stat(filepath.Join(folder, "node_modules", "openai", "package.json")); err != nil {
-			t.Skip("the package cannot be put in place: ", err)
-		}
-	}
-	return node, folder
-}
 
 // speaker is an engine that speaks as vLLM does: text, thoughts, tool calls, embeddings.
 type speaker struct {
@@ -187,7 +147,7 @@ func (s *speaker) embed(w http.ResponseWriter, input []string, encoding string) 
 
 // The openai package, as it is, works through the gateway.
 func TestOpenAIClient(t *testing.T) {
-	node, folder := openaiPackage(t)
+	node, modules := npmtest.Install(t, "openai", openaiVersion)
 	e := newEnv(t)
 	engine := &speaker{left: make(chan struct{}, 4)}
 	n := e.engine("engine-0", engine.serve, func(entry *pb.FleetEntry) {
@@ -202,7 +162,7 @@ func TestOpenAIClient(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	script := exec.CommandContext(ctx, node, filepath.Join("testdata", "openai.cjs"), folder)
+	script := exec.CommandContext(ctx, node, filepath.Join("testdata", "openai.cjs"), filepath.Dir(modules))
 	script.Env = append(os.Environ(), "GATEWAY="+g.Address(), "KEYS="+string(secrets))
 	out, err := script.CombinedOutput()
 	if err != nil {

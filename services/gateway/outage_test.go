@@ -85,12 +85,12 @@ func TestViewWithoutHeartbeats(t *testing.T) {
 	}
 	beat("b")
 	v.changed(nil, "b")
-	if s := v.Live(); len(s) != 0 || v.address("b") == "" {
-		t.Errorf("after it left: live %v, address %q", s, v.address("b"))
+	if s := v.Live(); len(s) != 0 || v.entry("b").GetAddress() == "" {
+		t.Errorf("after it left: live %v, address %q", s, v.entry("b").GetAddress())
 	}
 	now += 2 * forgetAfter.Microseconds()
 	v.expire()
-	if v.address("b") != "" {
+	if v.entry("b").GetAddress() != "" {
 		t.Error("a replica that left long ago is still known")
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/zeebo/xxh3"
@@ -43,12 +42,10 @@ var endpoints = map[string]endpoint{
 	embeddingsPath: endpointPooling, "/v1/rerank": endpointPooling, "/v1/score": endpointPooling,
 }
 
+// Limits of names, which are what the router takes.
 const (
-	// maxSession and maxSalt are what the router takes.
 	maxSession = 512
 	maxSalt    = 512
-	// bytesPerToken estimates the length of a prompt whose tokens are not known.
-	bytesPerToken = 4
 )
 
 // request is what the gateway knows of a request before it decides.
@@ -94,13 +91,6 @@ func (r *request) asked() string {
 	return r.model
 }
 
-// idBuffers are reused between requests: the ids of a long prompt take megabytes
-// and are only needed until its keys are known.
-var idBuffers = sync.Pool{New: func() any { return new([]uint32) }}
-
-// maxPooledIDs keeps one huge prompt from staying in memory for good.
-const maxPooledIDs = 1 << 20
-
 // read takes a request in: body, identity, tokens, keys. What it returns beside
 // an error has at most its body.
 func (g *Gateway) read(ctx context.Context, w http.ResponseWriter, r *http.Request, rq *request) *apiError {
@@ -108,12 +98,8 @@ func (g *Gateway) read(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	if rq.body, failure = g.readBody(w, r); failure != nil {
 		return failure
 	}
-	buffer := idBuffers.Get().(*[]uint32)
-	defer func() {
-		if cap(*buffer) <= maxPooledIDs {
-			idBuffers.Put(buffer)
-		}
-	}()
+	buffer := tokensource.BorrowIDs()
+	defer tokensource.ReturnIDs(buffer)
 	scanned, err := tokenize.ScanRequest(rq.body, (*buffer)[:0])
 	*buffer = scanned.IDs[:0]
 	if err != nil {

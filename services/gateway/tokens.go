@@ -15,8 +15,8 @@ import (
 // Where the tokens of a prompt came from, as Decided.token_source names it, beside
 // what a tokensource says.
 const (
-	SourceClient = "client"
-	SourceNone   = "none"
+	SourceClient = tokensource.SourceClient
+	SourceNone   = tokensource.SourceNone
 )
 
 // TokenSource turns prompts into tokens as the pool's engines do: a
@@ -106,7 +106,7 @@ func (g *Gateway) tokens(ctx context.Context, rq *request, scanned *tokenize.Req
 // unkeyed estimates the length of a prompt whose tokens are not known.
 func (r *request) unkeyed(length int) {
 	r.source = SourceNone
-	r.promptTokens = max(1, uint64(length)/bytesPerToken)
+	r.promptTokens = tokensource.EstimateTokens(length)
 }
 
 // fieldOf returns the member that an error of the scanner starts with.

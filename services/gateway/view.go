@@ -166,8 +166,6 @@ func (v *view) reachable() []*pb.FleetEntry {
 	return v.fleet.All()
 }
 
-func (v *view) address(name string) string { return v.entry(name).GetAddress() }
-
 // entry is what FLEET says of a replica, or nil. It must not be changed.
 func (v *view) entry(name string) *pb.FleetEntry {
 	v.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -28,7 +29,7 @@ type Command struct {
 
 	Tokenizer    string `default:"client" placeholder:"FOLDER" help:"How prompts given as text become tokens, the same as in the engines: the folder of a model (tokenizer.json and chat template), engine (they are asked), bytes (simulated engines), or client, the default: requests give token ids or keys."`
 	ChatTemplate string `type:"existingfile" placeholder:"FILE" help:"Chat template that the engines were given in place of the model's own."`
-	EngineKind   string `enum:"vllm,sglang,trtllm" default:"vllm" help:"Whose rules a chat template is rendered by: vllm or sglang."`
+	EngineKind   string `enum:"vllm,sglang,trtllm" default:"vllm" help:"Whose rules a chat template is rendered by: vllm (trtllm is the same) or sglang."`
 	EngineKey    string `env:"WARMPATH_ENGINE_KEY" placeholder:"KEY" help:"API key that engines are shown when they are asked for tokens; best given by the environment."`
 
 	Lease         time.Duration `default:"10m" help:"How long a decision without an outcome counts as in flight."`
@@ -64,8 +65,16 @@ Over HTTP it is warmpath.v1.RouteRequest in protobuf's JSON form, and chat may b
 The answer names the replica's address, the data_parallel_rank to ask for where it has one, and the whole decision, which the gateway should publish on route.<pool>.<gateway>, followed by how the request ended.`
 }
 
+// gcPercent lets the heap grow to several times what is live before it is
+// collected: decisions are short-lived, the index is no work for the collector,
+// and on few cores a collection is what the slowest decisions wait for.
+const gcPercent = 400
+
 // Run routes until ctx ends, then answers what it has and returns nil.
 func (c *Command) Run(ctx context.Context) error {
+	if os.Getenv("GOGC") == "" {
+		defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
+	}
 	name := c.Name
 	if name == "" {
 		name = defaultName()

@@ -201,21 +201,45 @@ func (r *Router) count(d *pb.Decided, now int64) {
 		r.predictions.Drop(id)
 	}
 	r.decide.ledger.ApplyDecided(d, now)
-	r.predictions.Add(id, d.Chosen, d.Keys, now)
+	r.predictions.Add(id, d.Chosen, created(d), now)
 	r.noteSent(id, d, now)
 	r.decide.own.add(id, d.Chosen, now)
 }
 
+// created are the keys of the blocks that a decision is about to create: those
+// that the chosen replica does not hold, or all when it may not hold what it seems to.
+func created(d *pb.Decided) []uint64 {
+	for _, c := range d.Candidates {
+		if c.Replica == d.Chosen && !c.Suspect {
+			return d.Keys[min(int(c.TotalBlocks), len(d.Keys)):]
+		}
+	}
+	return d.Keys
+}
+
+// sheet is a decision's candidates with what they point at, made at once: there is
+// one for every replica, and hundreds of small messages cost more than the decision.
+type sheet struct {
+	candidates []pb.Candidate
+	loads      []pb.LoadTerms
+	ages       []int64
+	indexed    []uint64
+	epochs     []prefix.Epoch
+}
+
 // candidates are the pool's replicas as a request may use them, sorted by id.
 func candidates(exclude []string, s shape, fleet []seen) []*pb.Candidate {
-	block, indexed := make([]pb.Candidate, len(fleet)), make([]uint64, len(fleet))
-	out := make([]*pb.Candidate, len(fleet))
+	n := len(fleet)
+	page := sheet{make([]pb.Candidate, n), make([]pb.LoadTerms, n), make([]int64, n), make([]uint64, n), make([]prefix.Epoch, n)}
+	out := make([]*pb.Candidate, n)
 	for i, f := range fleet {
-		c := &block[i]
+		c := &page.candidates[i]
 		c.Replica = f.entry.Replica
-		c.Epoch = f.entry.Epoch
+		c.Epoch = page.epochs[i][:copy(page.epochs[i][:], f.entry.Epoch)]
 		c.Ineligible = ineligible(exclude, s, f)
-		c.IndexedBlocks = &indexed[i]
+		c.IndexedBlocks = &page.indexed[i]
+		c.Load = &page.loads[i]
+		c.Load.ReportAgeUs = &page.ages[i]
 		out[i] = c
 	}
 	return out
@@ -252,7 +276,9 @@ func (r *Router) fill(d *pb.Decided, matches []prefix.Match, now int64) {
 		if i < len(matches) && matches[i].Replica == c.Replica {
 			r.fillMatch(c, &matches[i])
 		}
-		c.Load = r.decide.ledger.Terms(c.Replica, now)
+		age := c.Load.ReportAgeUs
+		c.Load.ReportAgeUs = nil
+		r.decide.ledger.FillTerms(c.Load, age, c.Replica, now)
 		c.PrefillTokensPerSecond = r.decide.ledger.PrefillRate(c.Replica)
 	}
 	setSuspectFull(d.Candidates)
@@ -274,7 +300,11 @@ func (r *Router) fillMatch(c *pb.Candidate, m *prefix.Match) {
 	if newer(c.Epoch, m.Epoch[:]) {
 		return
 	}
-	c.Epoch = append([]byte(nil), m.Epoch[:]...)
+	if len(c.Epoch) == len(m.Epoch) {
+		copy(c.Epoch, m.Epoch[:])
+	} else {
+		c.Epoch = append([]byte(nil), m.Epoch[:]...)
+	}
 	c.GpuBlocks, c.TotalBlocks, c.PredictedBlocks = uint32(m.GPU), uint32(m.Total), uint32(m.Predicted)
 	c.Suspect = m.Suspect
 	*c.IndexedBlocks = uint64(m.Entries)

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	pb "warmpath/schemas/warmpathv1"
+	"warmpath/services/npmtest"
 	"warmpath/services/simengine"
 	"warmpath/streams"
 	"warmpath/streams/streamstest"
@@ -247,41 +248,7 @@ func natsPackage(t *testing.T) (node, folder string) {
 	if err != nil || !strings.Contains(string(pinned), `"nats": "`+natsVersion+`"`) {
 		t.Fatalf("examples/package.json does not name nats %s: %v", natsVersion, err)
 	}
-	if node, err = exec.LookPath("node"); err != nil {
-		t.Skip("node is not installed")
-	}
-	npm, err := exec.LookPath("npm")
-	if err != nil {
-		t.Skip("npm is not installed")
-	}
-	cache, err := os.UserCacheDir()
-	if err != nil {
-		t.Skip("there is no cache folder: ", err)
-	}
-	installed := filepath.Join(cache, "warmpath", "nats-"+natsVersion)
-	there := func() bool {
-		_, err := os.Stat(filepath.Join(installed, "node_modules", "nats", "package.json"))
-		return err == nil
-	}
-	if !there() {
-		if err := os.MkdirAll(filepath.Dir(installed), 0o755); err != nil {
-			t.Skip("the cache folder cannot be written: ", err)
-		}
-		fresh, err := os.MkdirTemp(filepath.Dir(installed), "nats-new-")
-		if err != nil {
-			t.Skip("the cache folder cannot be written: ", err)
-		}
-		defer os.RemoveAll(fresh)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		install := exec.CommandContext(ctx, npm, "install", "--prefix", fresh, "--no-audit", "--no-fund", "--ignore-scripts", "nats@"+natsVersion)
-		if out, err := install.CombinedOutput(); err != nil {
-			t.Skipf("npm cannot install nats: %v\n%s", err, out)
-		}
-		if err := os.Rename(fresh, installed); err != nil && !there() { // another test may have been first
-			t.Skip("the package cannot be put in place: ", err)
-		}
-	}
+	node, modules := npmtest.Install(t, "nats", natsVersion)
 	folder = t.TempDir()
 	example, err := os.ReadFile("examples/route.mjs")
 	if err != nil {
@@ -290,7 +257,7 @@ func natsPackage(t *testing.T) (node, folder string) {
 	if err := os.WriteFile(filepath.Join(folder, "route.mjs"), example, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink(filepath.Join(installed, "node_modules"), filepath.Join(folder, "node_modules")); err != nil {
+	if err := os.Symlink(modules, filepath.Join(folder, "node_modules")); err != nil {
 		t.Fatal(err)
 	}
 	return node, folder

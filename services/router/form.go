@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	pb "warmpath/schemas/warmpathv1"
+	"warmpath/services/tokensource"
 	"warmpath/tokenize"
 )
 
@@ -106,7 +107,7 @@ func read(pool string, q *pb.RouteRequest) (*asked, error) {
 		keys: q.Keys, tokens: max(q.PromptTokens, uint64(len(q.TokenIds))),
 	}
 	if f == formLength {
-		a.source = sourceNone // an auditor asks where the keys are
+		a.source = tokensource.SourceNone // an auditor asks where the keys are
 	}
 	if f != formChat {
 		return a, nil

@@ -94,6 +94,10 @@ func (r *Router) lastRoute(ctx context.Context) (uint64, error) {
 
 // liveEvent takes one message of ROUTE.
 func (r *Router) liveEvent(e streams.Event) {
+	if e.Schema == decidedSchema && r.confirm(e.Data) {
+		r.metrics.routeEvents.WithLabelValues("decided").Inc()
+		return
+	}
 	message, err := streams.Decode(e.Schema, e.Data)
 	if err != nil {
 		r.metrics.routeEvents.WithLabelValues("invalid").Inc()
@@ -115,6 +119,22 @@ func (r *Router) liveEvent(e streams.Event) {
 	}
 }
 
+// confirm says whether a decision is this router's own, as it was answered: it is
+// counted already, and there is no need to read the rest of it.
+func (r *Router) confirm(data []byte) bool {
+	id, chosen, ok := peek(data)
+	if !ok {
+		return false
+	}
+	r.decide.Lock()
+	defer r.decide.Unlock()
+	if r.decide.own.chosen[id].replica != chosen || chosen == "" {
+		return false
+	}
+	r.decide.own.take(id)
+	return true
+}
+
 // liveDecided counts a decision from its own time on, so that one of the history
 // does not get a new lease. A router's own decision is counted already, unless
 // the gateway did something else: it fell back before the answer came.
@@ -131,7 +151,7 @@ func (r *Router) liveDecided(d *pb.Decided, at int64) {
 		r.predictions.Drop(id)
 	}
 	r.decide.ledger.ApplyDecided(d, at)
-	r.predictions.Add(id, d.Chosen, d.Keys, at)
+	r.predictions.Add(id, d.Chosen, created(d), at)
 	r.noteSent(id, d, at)
 }
 

@@ -14,12 +14,12 @@
 //   - prompt_tokens alone: nothing of it is known, and it is decided by load.
 //
 // A model that is none of the pool's, but listed by the fleet as an adapter, is
-// taken as one. Text and chat need the pool's tokenizer, --tokenizer. Over HTTP a request is
-// protobuf's JSON form, in which chat may also be the object itself. Over NATS it
-// is protobuf, or JSON when it begins with a brace or its header Content-Type says
-// application/json; then the answer is JSON, too. Either way the header Accept:
-// application/x-protobuf makes the answer protobuf, whose decision can be published
-// as it is.
+// taken as one. Text and chat need the pool's tokenizer, --tokenizer. Over HTTP a
+// request is protobuf's JSON form, in which chat may also be the object itself.
+// Over NATS it is protobuf, or JSON when it begins with a brace or its header
+// Content-Type says application/json; then the answer is JSON, too. Either way the
+// header Accept: application/x-protobuf makes the answer protobuf, whose decision
+// can be published as it is.
 //
 // Every answer is a complete pb.Decided: from it alone the choice can be
 // recomputed, and from the KV stream up to its kv_seq the matches can. To keep

@@ -173,7 +173,7 @@ func TestStateAndMetricsShowWhatIsKnown(t *testing.T) {
 	last := a.holds(keysOf(1, 4))
 	r := e.router(Config{Name: "r1"})
 	r.knows(1, "live")
-	r.mustDecide(request(keysOf(1, 4)))
+	r.mustDecide(request(keysOf(1, 6))) // two blocks more than are held: those are predicted
 	code, text := r.get("/v1/state")
 	var s State
 	if err := json.Unmarshal([]byte(text), &s); err != nil || code != 200 {
@@ -194,7 +194,7 @@ func TestStateAndMetricsShowWhatIsKnown(t *testing.T) {
 		`warmpath_router_gaps_total{pool="chat"} 0`,
 		`warmpath_router_decisions_total{policy="ttft",pool="chat",reason="only"} 1`,
 		`warmpath_router_decision_seconds_count{pool="chat"} 1`,
-		`warmpath_router_prompt_tokens_total{pool="chat"} 67`,
+		`warmpath_router_prompt_tokens_total{pool="chat"} 99`,
 		`warmpath_router_predicted_cached_tokens_total{pool="chat"} 64`,
 		`warmpath_router_in_flight{pool="chat",replica="a"} 1`,
 		`warmpath_router_index_age_seconds{pool="chat"}`,

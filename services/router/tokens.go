@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"runtime"
-	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,18 +16,14 @@ import (
 // Tokenizers that Config.Tokenizer names beside the folder of a model.
 const (
 	// TokenizerClient is none: prompts come as keys or token ids.
-	TokenizerClient = "client"
+	TokenizerClient = string(tokensource.Client)
 	// TokenizerBytes is one token a byte, as simulated engines do.
-	TokenizerBytes = "bytes"
+	TokenizerBytes = string(tokensource.Bytes)
 	// TokenizerEngine asks the pool's engines.
-	TokenizerEngine = "engine"
+	TokenizerEngine = string(tokensource.Engine)
 )
 
 const (
-	// sourceNone is what a decision records of a prompt whose tokens are not known.
-	sourceNone = "none"
-	// bytesPerToken estimates the length of a text whose tokens are not known.
-	bytesPerToken = 4
 	// engineQuestions bounds the texts at engines at once, whose answers are waited
 	// for; tokenizing here is bounded by the processors.
 	engineQuestions = 64
@@ -96,12 +91,6 @@ func (t *texts) enter(ctx context.Context) error {
 
 func (t *texts) leave() { <-t.slots }
 
-// idBuffers are reused: the ids of a long prompt take megabytes, and are needed
-// only until its keys are known. A huge one is not kept.
-var idBuffers = sync.Pool{New: func() any { return new([]uint32) }}
-
-const maxPooledIDs = 1 << 20
-
 // tokenize finds length and keys of a prompt given as text. A text whose tokens
 // cannot be known now is decided by load alone.
 func (r *Router) tokenize(ctx context.Context, a *asked, s shape) error {
@@ -115,12 +104,8 @@ func (r *Router) tokenize(ctx context.Context, a *asked, s shape) error {
 	defer r.texts.leave()
 	ctx, cancel := context.WithTimeout(ctx, textPatience)
 	defer cancel()
-	buffer := idBuffers.Get().(*[]uint32)
-	defer func() {
-		if cap(*buffer) <= maxPooledIDs {
-			idBuffers.Put(buffer)
-		}
-	}()
+	buffer := tokensource.BorrowIDs()
+	defer tokensource.ReturnIDs(buffer)
 	p := &tokensource.Prompt{
 		Chat: a.form == formChat, Text: a.Prompt, Messages: a.body.Messages, Tools: a.body.Tools, Template: a.body.Template,
 		Model: s.model, LoRA: a.lora, Root: blockkey.Root(s.model, a.lora, a.salt), BlockTokens: int(s.blockTokens),
@@ -136,8 +121,8 @@ func (r *Router) tokenize(ctx context.Context, a *asked, s shape) error {
 		r.metrics.shed.WithLabelValues("late").Inc()
 		return notReady("the prompt took too long to tokenize; fall back")
 	case err != nil:
-		a.source, a.unkeyed = sourceNone, err.Error()
-		a.tokens = max(1, uint64(len(a.Prompt)+len(a.Chat))/bytesPerToken)
+		a.source, a.unkeyed = tokensource.SourceNone, err.Error()
+		a.tokens = tokensource.EstimateTokens(len(a.Prompt) + len(a.Chat))
 		r.metrics.unkeyed.Inc()
 		return nil
 	}

@@ -3,9 +3,6 @@ package tokensource
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"sync"
 
@@ -32,15 +29,7 @@ func Load(dir string, options model.Options) (*model.Model, keycache.Cuts, error
 	if err != nil {
 		return nil, keycache.Cuts{}, err
 	}
-	data, err := os.ReadFile(filepath.Join(dir, "tokenizer.json"))
-	if err != nil {
-		return nil, keycache.Cuts{}, fmt.Errorf("tokensource: %w", err)
-	}
-	cuts, err := keycache.ReadCuts(data)
-	if err != nil {
-		return nil, keycache.Cuts{}, fmt.Errorf("tokensource: %s: %w", dir, err)
-	}
-	return m, cuts, nil
+	return m, m.Cuts(), nil
 }
 
 // inProcess makes tokens with a model.

@@ -65,7 +65,6 @@ type Options struct {
 type Template struct {
 	compiled *jinja.Template
 	format   Format
-	usesDate bool
 	// developer: the template names the developer role, so messages keep it.
 	developer bool
 	specials  map[string]jinja.Value
@@ -115,11 +114,6 @@ func Compile(source string, specials Specials, options Options) (*Template, erro
 		return nil, err
 	}
 	t.developer = strings.Contains(source, `"developer"`) || strings.Contains(source, `'developer'`)
-	syntax.Walk(body, func(node any) {
-		if call, ok := node.(*syntax.Call); ok && isCallOf(call, "strftime_now") {
-			t.usesDate = true
-		}
-	})
 	if t.options.Now == nil {
 		t.options.Now = time.Now
 	}
@@ -145,10 +139,6 @@ func compile(source string) (t *jinja.Template, err error) {
 // ContentFormat returns the form in which messages' content is given to the
 // template.
 func (t *Template) ContentFormat() Format { return t.format }
-
-// UsesDate reports a template that prints the current date or time: its prompts,
-// and so their keys, change when the date does.
-func (t *Template) UsesDate() bool { return t.usesDate }
 
 func (s *Specials) values() map[string]jinja.Value {
 	vars := map[string]jinja.Value{}

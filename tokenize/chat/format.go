@@ -1,7 +1,6 @@
 package chat
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -24,18 +23,6 @@ func (f Format) String() string {
 		return "openai"
 	}
 	return "string"
-}
-
-// ParseFormat reads the names of vLLM's --chat-template-content-format: string,
-// openai. Auto is not a format: it means what Template.ContentFormat detects.
-func ParseFormat(name string) (Format, error) {
-	switch name {
-	case "string":
-		return String, nil
-	case "openai":
-		return List, nil
-	}
-	return String, fmt.Errorf("content format %q: want string or openai", name)
 }
 
 // detectFormat finds out whether a template loops over the parts of messages'

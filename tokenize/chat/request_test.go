@@ -228,15 +228,12 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-func TestUsesDate(t *testing.T) {
+func TestDate(t *testing.T) {
 	now := func() time.Time { return time.Date(2026, 7, 4, 0, 0, 0, 0, time.UTC) }
 	tmpl := compileTest(t, `{% if strftime_now is defined %}{{ strftime_now("%d %b %Y") }}{% endif %}`, Options{Now: now})
 	got, err := tmpl.Render(Request{Messages: json.RawMessage(`[{"role":"user","content":"u"}]`)})
-	if err != nil || got != "04 Jul 2026" || !tmpl.UsesDate() {
-		t.Errorf("got %q, %v, uses the date: %t", got, err, tmpl.UsesDate())
-	}
-	if compileTest(t, plainTemplate, Options{}).UsesDate() {
-		t.Error("a template without a date is said to use it")
+	if err != nil || got != "04 Jul 2026" {
+		t.Errorf("got %q, %v", got, err)
 	}
 }
 
@@ -257,14 +254,6 @@ func TestContentFormat(t *testing.T) {
 		if got := compileTest(t, template, Options{}).ContentFormat(); got != want {
 			t.Errorf("%s: %v, want %v", template, got, want)
 		}
-	}
-	for _, f := range []Format{String, List} {
-		if got, err := ParseFormat(f.String()); err != nil || got != f {
-			t.Errorf("ParseFormat(%q) = %v, %v", f, got, err)
-		}
-	}
-	if _, err := ParseFormat("auto"); err == nil {
-		t.Error("ParseFormat(auto) is no error")
 	}
 }
 

@@ -131,24 +131,23 @@ func (s *specials) forTemplates() chat.Specials {
 }
 
 // withAddedTokens returns a tokenizer.json with the added tokens that the
-// configuration names, as transformers adds them when it loads both, and the list
-// of all.
-func withAddedTokens(data []byte, more map[string]addedToken) ([]byte, []addedToken, error) {
+// configuration names, as transformers adds them when it loads both.
+func withAddedTokens(data []byte, more map[string]addedToken) ([]byte, error) {
 	from, to, err := member(data, "added_tokens")
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	var tokens []addedToken
 	if to > from {
 		if err := json.Unmarshal(data[from:to], &tokens); err != nil {
-			return nil, nil, fmt.Errorf("added_tokens: %w", err)
+			return nil, fmt.Errorf("added_tokens: %w", err)
 		}
 	}
 	changed := false
 	for id, t := range more {
 		n, err := strconv.ParseUint(id, 10, 32)
 		if err != nil {
-			return nil, nil, fmt.Errorf("%s: added_tokens_decoder: %q is no token id", configFile, id)
+			return nil, fmt.Errorf("%s: added_tokens_decoder: %q is no token id", configFile, id)
 		}
 		t.ID = uint32(n)
 		at := slices.IndexFunc(tokens, func(have addedToken) bool { return have.Content == t.Content })
@@ -157,25 +156,25 @@ func withAddedTokens(data []byte, more map[string]addedToken) ([]byte, []addedTo
 			tokens = append(tokens, t)
 			changed = true
 		case tokens[at].ID != t.ID:
-			return nil, nil, fmt.Errorf("added_tokens: %q has id %d, but %d in %s; the two files are of different models", t.Content, tokens[at].ID, t.ID, configFile)
+			return nil, fmt.Errorf("added_tokens: %q has id %d, but %d in %s; the two files are of different models", t.Content, tokens[at].ID, t.ID, configFile)
 		case tokens[at] != t:
 			tokens[at] = t
 			changed = true
 		}
 	}
 	if !changed {
-		return data, tokens, nil
+		return data, nil
 	}
 	slices.SortFunc(tokens, func(a, b addedToken) int { return int(a.ID) - int(b.ID) })
 	list, err := json.Marshal(tokens)
 	if err != nil {
-		return nil, nil, fmt.Errorf("added_tokens: %w", err)
+		return nil, fmt.Errorf("added_tokens: %w", err)
 	}
 	if to == from { // there was no such member
 		at := bytes.IndexByte(data, '{') + 1
-		return slices.Concat(data[:at], []byte(`"added_tokens":`), list, []byte(","), data[at:]), tokens, nil
+		return slices.Concat(data[:at], []byte(`"added_tokens":`), list, []byte(","), data[at:]), nil
 	}
-	return slices.Concat(data[:from], list, data[to:]), tokens, nil
+	return slices.Concat(data[:from], list, data[to:]), nil
 }
 
 // member returns where a top-level member's value stands in an object.
@@ -199,33 +198,6 @@ func member(data []byte, name string) (from, to int, err error) {
 		}
 	}
 	return 0, 0, nil
-}
-
-// startsDiffer reports a pre-tokenizer that puts a space before the first piece of
-// a text only.
-func startsDiffer(data []byte) (bool, error) {
-	from, to, err := member(data, "pre_tokenizer")
-	if err != nil || from == to {
-		return false, err
-	}
-	var tree any
-	if err := json.Unmarshal(data[from:to], &tree); err != nil {
-		return false, fmt.Errorf("tokenizer.json: pre_tokenizer: %w", err)
-	}
-	return prependsFirst(tree), nil
-}
-
-func prependsFirst(tree any) bool {
-	switch tree := tree.(type) {
-	case map[string]any:
-		if tree["prepend_scheme"] == "first" {
-			return true
-		}
-		return prependsFirst(tree["pretokenizers"])
-	case []any:
-		return slices.ContainsFunc(tree, prependsFirst)
-	}
-	return false
 }
 
 // isNull reports a member that is not given.

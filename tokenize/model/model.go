@@ -14,6 +14,7 @@ import (
 
 	"warmpath/tokenize/bpe"
 	"warmpath/tokenize/chat"
+	"warmpath/tokenize/keycache"
 )
 
 // Options change how a directory is read. The zero value reads it as engines do.
@@ -36,7 +37,7 @@ type Model struct {
 	// instead of tokenizer.json.
 	around        bool
 	before, after []uint32
-	cuts          []string
+	cuts          keycache.Cuts
 	sources       []string
 }
 
@@ -100,23 +101,14 @@ func (m *Model) readTokenizer(dir fs.FS, c *config) error {
 	if data == nil {
 		return fmt.Errorf("%s: no such file; a model with only tokenizer.model must be converted first (AutoTokenizer.from_pretrained(…).save_pretrained(…))", name)
 	}
-	data, added, err := withAddedTokens(data, c.AddedTokens)
-	if err != nil {
+	if data, err = withAddedTokens(data, c.AddedTokens); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
 	if m.tokenizer, err = bpe.Load(data); err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
-	if first, err := startsDiffer(data); first || err != nil {
-		return err // what follows a token would be taken for the start of a text
-	}
-	for _, t := range added {
-		if !t.Normalized && !t.LStrip && !t.RStrip && !t.SingleWord && t.Content != "" {
-			m.cuts = append(m.cuts, t.Content)
-		}
-	}
-	slices.Sort(m.cuts)
-	return nil
+	m.cuts, err = keycache.ReadCuts(data) // its errors name the file
+	return err
 }
 
 // putAround finds the tokens that the configuration wants around a text. With
@@ -153,10 +145,9 @@ func (m *Model) Sources() []string { return slices.Clone(m.sources) }
 // Tokenizer returns the model's tokenizer.
 func (m *Model) Tokenizer() *bpe.Tokenizer { return m.tokenizer }
 
-// Cuts returns the added tokens at which a text can be cut, sorted: the text
-// before and after one is tokenized apart, whatever it is. Tokenizers that treat
-// the start of a text in a way of its own have none.
-func (m *Model) Cuts() []string { return slices.Clone(m.cuts) }
+// Cuts returns the exact cuts of the model's tokenizer, with the added tokens that
+// only tokenizer_config.json has. They must not be changed.
+func (m *Model) Cuts() keycache.Cuts { return m.cuts }
 
 // Template returns the chat template for requests with or without tools, nil
 // when there is none.

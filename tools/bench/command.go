@@ -14,8 +14,10 @@ import (
 
 // Command is `warmpath bench`.
 type Command struct {
-	Index  Index  `cmd:"" help:"Measure the prefix index and a router's cold start; exit 1 when a bound is missed."`
-	Ingest Ingest `cmd:"" help:"Measure the way of KV events from an engine's socket through a bridge and NATS into an index; exit 1 when a bound is missed."`
+	Index    Index    `cmd:"" help:"Measure the prefix index and a router's cold start; exit 1 when a bound is missed."`
+	Ingest   Ingest   `cmd:"" help:"Measure the way of KV events from an engine's socket through a bridge and NATS into an index; exit 1 when a bound is missed."`
+	Tokenize Tokenize `cmd:"" help:"Measure text to tokens and keys, and compare tokens with golden ones; exit 1 when a bound is missed or a token differs."`
+	Route    Route    `cmd:"" help:"Measure requests to decisions over NATS, and what a gateway adds to a stream; exit 1 when a bound is missed or a decision is wrong."`
 }
 
 // Index is `warmpath bench index`.

@@ -40,6 +40,9 @@ const (
 	ingestReplica     = "engine-0"
 )
 
+// benchGCPercent is the collector's target in a process that plays many.
+const benchGCPercent = 400
+
 // Ingest is `warmpath bench ingest`.
 type Ingest struct {
 	JSON    bool          `name:"json" help:"Print a JSON object per line: the machine, then each figure."`
@@ -77,7 +80,7 @@ func (b *bench) ingest(ctx context.Context, length time.Duration, removes bool) 
 	defer func() { _ = os.RemoveAll(dir) }() // in a temporary directory
 	// What is sent is made anew for every batch, in this process: its garbage is no
 	// part of what is measured.
-	defer debug.SetGCPercent(debug.SetGCPercent(400))
+	defer debug.SetGCPercent(debug.SetGCPercent(benchGCPercent))
 	frames := newIngestFrames(removes)
 	return serve(dir, func(server *natsserver.Server) error {
 		var p pair

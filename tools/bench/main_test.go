@@ -11,14 +11,15 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"warmpath/services/gateway"
 	"warmpath/services/router"
 )
 
-// TestMain makes the test binary a router when it is started as the program
-// would be: a cold start starts the program that it runs in.
+// TestMain makes the test binary a router or a gateway when it is started as the
+// program would be: what is measured starts the program that it runs in.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == "router" {
-		if err := runRouter(os.Args[1:]); err != nil {
+	if len(os.Args) > 1 && (os.Args[1] == "router" || os.Args[1] == "gateway") {
+		if err := runService(os.Args[1:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -27,7 +28,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func runRouter(args []string) error {
+func runService(args []string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	go func() {
@@ -35,7 +36,8 @@ func runRouter(args []string) error {
 		stop()
 	}()
 	var program struct {
-		Router router.Command `cmd:""`
+		Router  router.Command  `cmd:""`
+		Gateway gateway.Command `cmd:""`
 	}
 	parser, err := kong.New(&program, kong.BindTo(ctx, (*context.Context)(nil)))
 	if err != nil {

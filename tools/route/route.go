@@ -24,7 +24,7 @@ type Command struct {
 	Pool      string        `required:"" env:"WARMPATH_POOL" help:"Pool whose router is asked."`
 	File      string        `required:"" placeholder:"FILE" help:"Request as a client sends it: the JSON body of a chat completion or a completion; - is standard input."`
 	Tokenizer string        `placeholder:"SOURCE" help:"What makes the tokens: the folder of a model, bytes (simulated engines), or the URL of an engine, which is asked. Without it the router does, by its own --tokenizer."`
-	Engine    string        `name:"engine-kind" enum:"vllm,sglang" default:"vllm" help:"Kind of the engine that --tokenizer URL is: vllm or sglang."`
+	Engine    string        `name:"engine-kind" enum:"vllm,sglang" default:"vllm" help:"Whose rules a chat template is rendered by, and kind of the engine that --tokenizer URL is: vllm or sglang."`
 	EngineKey string        `env:"WARMPATH_ENGINE_KEY" placeholder:"KEY" help:"API key that the engine is shown; best given by the environment."`
 	LoRA      string        `name:"lora" help:"LoRA adapter; default is the request's model where the fleet lists it as an adapter."`
 	Salt      string        `help:"Cache salt in place of the request's own, such as the gateway's for a tenant."`
@@ -36,7 +36,7 @@ type Command struct {
 
 // Help is what the command line's help says below its first line.
 func (Command) Help() string {
-	return `Nothing is sent to an engine, and nothing is counted or published: run it against production. With --tokenizer it shows what a gateway with that tokenizer would get, which should be what the router's own gives.
+	return `The request is not sent on, and nothing is counted or published: run it against production. An engine sees it at most to tokenize it, where --tokenizer, or the router's, says so. With --tokenizer it shows what a gateway with that tokenizer would get, which should be what the router's own gives.
 
   warmpath route --pool chat --file request.json
   warmpath route --pool chat --file request.json --tokenizer /models/qwen3

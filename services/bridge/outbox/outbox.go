@@ -249,13 +249,6 @@ func (o *Outbox) signal() {
 // answer with Begin and the whole cache.
 func (o *Outbox) Whole() <-chan string { return o.whole }
 
-// Epoch is the running epoch.
-func (o *Outbox) Epoch() uuid.UUID {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.epoch
-}
-
 // Stats returns the counts so far.
 func (o *Outbox) Stats() Stats {
 	o.mu.Lock()

@@ -196,13 +196,13 @@ func TestAnotherPublisher(t *testing.T) {
 	o := New(Config{Pool: pool, Replica: replica}, js)
 	o.Begin("start", 1, clearing(), nil)
 	other := New(Config{Pool: pool, Replica: replica}, js)
-	other.Follow(o.Epoch())
+	other.Follow(o.Stats().Epoch)
 	other.Begin("start", 1, clearing(), nil)
 	stop := start(t, other)
 	streamstest.Until(t, drained(other))
 	stop()
 	// This outbox is made to look: as after batches whose outcome is unknown.
-	if _, err := o.settle(t.Context(), o.life, o.Epoch()); err == nil {
+	if _, err := o.settle(t.Context(), o.life, o.Stats().Epoch); err == nil {
 		t.Fatal("the other publisher was not seen")
 	}
 	if s := o.Stats(); s.Broken != ReasonConflict {

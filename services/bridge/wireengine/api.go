@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 
-	pb "warmpath/schemas/warmpathv1"
 	"warmpath/services/bridge/kvevents"
 	"warmpath/services/bridge/zmq"
 )
@@ -266,15 +265,4 @@ func (a *API) complete(r *http.Request) (any, error) {
 			"prompt_tokens": len(q.Prompt), "completion_tokens": 1, "total_tokens": len(q.Prompt) + 1, "prompt_tokens_details": details,
 		},
 	}, nil
-}
-
-// FillFigures makes a rank's KV use what its cache says.
-func (a *API) FillFigures(rank int) {
-	e := a.ranks[rank]
-	e.mu.Lock()
-	held, capacity := e.cache.Held(pb.Tier_TIER_GPU), e.cfg.Cache.Capacity
-	e.mu.Unlock()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.figures[rank].KVUse = float64(held) / float64(capacity)
 }

@@ -40,9 +40,6 @@ type Config struct {
 	FirstSeq uint64
 	// Buffer is how many batches the replay socket has; 0 means 10,000.
 	Buffer int
-	// HWM and Wait are those of zmq.Publishing.
-	HWM  int
-	Wait bool
 }
 
 // Fault is what becomes of a batch on its way.
@@ -96,7 +93,7 @@ func Start(cfg Config) (*Engine, error) {
 	e.cfg.Cache = e.cache.cfg // with its defaults
 	e.pull.begin(e.cfg.Cache)
 	var err error
-	if e.pub, err = zmq.NewPublisher(zmq.Publishing{Endpoint: cfg.Endpoint, Dial: cfg.Dial, HWM: cfg.HWM, Wait: cfg.Wait}); err != nil {
+	if e.pub, err = zmq.NewPublisher(zmq.Publishing{Endpoint: cfg.Endpoint, Dial: cfg.Dial}); err != nil {
 		return nil, err
 	}
 	if cfg.ReplayEndpoint != "" {
@@ -179,10 +176,7 @@ func (e *Engine) AwaitSubscribers(ctx context.Context, n int) error {
 // Drain waits until what was published is written to the subscribers' sockets.
 func (e *Engine) Drain() { e.pub.Drain() }
 
-// Dropped counts the messages that a subscriber was too slow for.
-func (e *Engine) Dropped() uint64 { return e.pub.Dropped() }
-
-// Next is the number of the next batch, and Lives how often it began.
+// Next is the number of the next batch, and lives how often the engine began.
 func (e *Engine) Next() (seq uint64, lives int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

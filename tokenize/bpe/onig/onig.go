@@ -13,9 +13,8 @@ import (
 
 // Pattern is a compiled pattern. It is immutable and safe for concurrent use.
 type Pattern struct {
-	source string
-	prog   []inst
-	least  int // characters of the shortest match
+	prog  []inst
+	least int // characters of the shortest match
 	// first holds every character that a match can begin with; nil when a
 	// match may be empty or begins with an assertion.
 	first *class
@@ -42,11 +41,8 @@ func Compile(source string) (*Pattern, error) {
 		return nil, fmt.Errorf("pattern %q: repeats make it too long (%d steps, at most %d)", source, len(c.prog), maxProgram)
 	}
 	least, _ := width(tree)
-	return &Pattern{source: source, prog: c.prog, least: least, first: firstOf(tree)}, nil
+	return &Pattern{prog: c.prog, least: least, first: firstOf(tree)}, nil
 }
-
-// String returns the pattern as it was written.
-func (p *Pattern) String() string { return p.source }
 
 // CanBeEmpty says whether a match may have no characters.
 func (p *Pattern) CanBeEmpty() bool { return p.least == 0 }

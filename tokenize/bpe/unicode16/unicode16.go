@@ -49,20 +49,6 @@ func (s *Set) Contains(r rune) bool {
 	return int(i) < len(s.bits) && s.bits[i]>>(uint32(r)&63)&1 != 0
 }
 
-// NewSet makes a set of the code points for which in is true.
-func NewSet(in func(rune) bool) *Set {
-	s := &Set{bits: make([]uint64, (unicode.MaxRune+64)>>6)}
-	last := -1
-	for r := rune(0); r <= unicode.MaxRune; r++ {
-		if in(r) {
-			s.bits[r>>6] |= 1 << (uint32(r) & 63)
-			last = int(r >> 6)
-		}
-	}
-	s.bits = s.bits[: last+1 : last+1]
-	return s
-}
-
 func fromTable(tables ...*unicode.RangeTable) *Set {
 	s := &Set{bits: make([]uint64, (unicode.MaxRune+64)>>6)}
 	for _, t := range tables {
