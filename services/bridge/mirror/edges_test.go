@@ -185,3 +185,26 @@ func TestVisitStops(t *testing.T) {
 		}
 	}
 }
+
+// An announcement of a block of which a copy had just gone is told as a removal
+// and a store; with several keys to a block the removal has them all, so that an
+// adopting mirror finds them.
+func TestAnnouncedAfterARemovalIsAdopted(t *testing.T) {
+	m := mustNew(t, Config{Model: "model", BlockTokens: 16})
+	stored := kvevents.Event{Kind: kvevents.Stored, Tier: onGPU, BlockSize: 64, Tokens: tokensFrom(1, 64), Hashes: []uint64{7}}
+	announced := stored
+	announced.Origin = "REUSED"
+	gone := kvevents.Event{Kind: kvevents.Removed, Tier: onGPU, Hashes: []uint64{7}}
+	again := mustNew(t, m.cfg)
+	source := uint64(0)
+	for i, events := range [][]*pb.KVEvent{
+		m.Reset(), m.Apply([]kvevents.Event{stored, stored, gone}), m.Apply([]kvevents.Event{announced}), m.Apply([]kvevents.Event{gone}),
+	} {
+		if err := again.Adopt(&pb.KVBatch{Seq: uint64(i + 1), SourceSeq: &source, BlockTokens: 16, Events: events}); err != nil {
+			t.Fatalf("batch %d, %v: %v", i+1, events, err)
+		}
+	}
+	if _, err := again.Adopted(); err != nil || again.Stats().Present != m.Stats().Present {
+		t.Errorf("%v: %+v, want %+v", err, again.Stats(), m.Stats())
+	}
+}

@@ -20,8 +20,13 @@ func (m *Mirror) addCopy(n int32, t tier, announced bool) {
 	case announced || m.once || m.cfg.Repeats == Once:
 		m.stats.Announced++
 		if one.absorbedIn(t) && m.named(n) { // told as what it amounts to
-			m.tellRemoval(n, t, 1, one.copies[t] == 1)
-			m.tellStore(&m.out, n, t)
+			if one.copies[t] == 1 {
+				m.hide(n, t, 1)
+				m.show(n, t)
+			} else {
+				m.tellRemoval(n, t, 1, false)
+				m.tellStore(&m.out, n, t)
+			}
 		}
 		one.absorbed &^= 1 << t
 	case one.copies[t] == math.MaxUint16:
