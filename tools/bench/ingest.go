@@ -8,7 +8,7 @@ import (
 	"io"
 	"math"
 	"os"
-	"runtime/debug"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,8 +31,8 @@ const (
 	maxAge = 20
 )
 
-// Shape of the traffic: batches of one chain, each of which removes the chain
-// stored half a working set before, as a full cache does.
+// Shape of the traffic: batches of one chain, each of which, of a full cache,
+// removes the chain stored half a working set before.
 const (
 	ingestBlocks      = 64
 	ingestBlockTokens = 16
@@ -40,16 +40,12 @@ const (
 	ingestReplica     = "engine-0"
 )
 
-// benchGCPercent is the collector's target in a process that plays many.
-const benchGCPercent = 400
-
 // Ingest is `warmpath bench ingest`.
 type Ingest struct {
-	JSON    bool          `name:"json" help:"Print a JSON object per line: the machine, then each figure."`
-	Quick   bool          `help:"A moment at a low rate: shows that everything runs, judges nothing."`
-	Length  time.Duration `name:"seconds" default:"10s" help:"How long each rate is measured."`
-	Rounds  int           `default:"3" help:"Times that floor and bridge are measured in turns; medians are printed."`
-	Removes bool          `default:"true" negatable:"" help:"Remove as many blocks as are stored, as a full cache does."`
+	JSON   bool          `name:"json" help:"Print a JSON object per line: the machine, then each figure."`
+	Quick  bool          `help:"A moment at a low rate: shows that everything runs, judges nothing."`
+	Length time.Duration `name:"seconds" default:"10s" help:"How long each rate is measured."`
+	Rounds int           `default:"3" help:"Times that floor and bridge are measured in turns; medians are printed."`
 }
 
 // Run measures and prints. It returns an error when a figure misses its bound.
@@ -65,44 +61,51 @@ func (c *Ingest) run(ctx context.Context, stdout io.Writer) error {
 		b.rounds, length = 1, min(length, 500*time.Millisecond)
 	}
 	return b.run(ctx, []part{{"ingest", func(b *bench, ctx context.Context) error {
-		return b.ingest(ctx, length, c.Removes)
+		return b.ingest(ctx, length)
 	}}})
 }
 
-// ingest measures the rate that one bridge sustains, beside the rate at which the
-// server takes and hands out messages of the same size from a publisher alone,
-// and the age of batches at half the promised rate.
-func (b *bench) ingest(ctx context.Context, length time.Duration, removes bool) error {
+// ingest measures the blocks stored a second that one bridge sustains, beside the
+// rate at which the server takes and hands out messages of the larger size from a
+// publisher alone, and the age of a full cache's batches at half the promised rate.
+func (b *bench) ingest(ctx context.Context, length time.Duration) error {
 	dir, err := os.MkdirTemp("", "warmpath-bench-")
 	if err != nil {
 		return fmt.Errorf("make data directory: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(dir) }() // in a temporary directory
-	// What is sent is made anew for every batch, in this process: its garbage is no
-	// part of what is measured.
-	defer debug.SetGCPercent(debug.SetGCPercent(benchGCPercent))
-	frames := newIngestFrames(removes)
+	defer collectLate()()
+	stores, full := newIngestFrames(false), newIngestFrames(true)
 	return serve(dir, func(server *natsserver.Server) error {
-		var p pair
-		for range b.rounds {
-			floor, err := b.plainPublish(ctx, server, length)
-			if err != nil {
+		for _, traffic := range []struct {
+			name   string
+			frames *ingestFrames
+			limit  *bound
+		}{
+			{"64-block batches through one bridge into an index", stores, &bound{of: "value", atLeast: true, limit: minIngest}},
+			{"the same of a full cache, which removes as many in each batch", full, nil},
+		} {
+			var p pair
+			for range b.rounds {
+				floor, err := b.plainPublish(ctx, server, length)
+				if err != nil {
+					return err
+				}
+				rate, _, err := b.through(ctx, server, traffic.frames, 0, length)
+				if err != nil {
+					return err
+				}
+				p.floors, p.values = append(p.floors, floor), append(p.values, rate)
+			}
+			if err := b.report(p.figure(traffic.name, "blocks/s"), traffic.limit); err != nil {
 				return err
 			}
-			rate, _, err := b.through(ctx, server, frames, 0, length)
-			if err != nil {
-				return err
-			}
-			p.floors, p.values = append(p.floors, floor), append(p.values, rate)
-		}
-		if err := b.report(p.figure("through one bridge into an index, 64-block batches", "blocks/s"), &bound{of: "value", atLeast: true, limit: minIngest}); err != nil {
-			return err
 		}
 		half := minIngest / 2.0
 		if b.quick {
 			half = minIngest / 50
 		}
-		_, ages, err := b.through(ctx, server, frames, half, length)
+		_, ages, err := b.through(ctx, server, full, half, length)
 		if err != nil {
 			return err
 		}
@@ -233,6 +236,7 @@ func (b *bench) through(ctx context.Context, server *natsserver.Server, frames *
 	if err := publisher.AwaitSubscribers(ctx, 1); err != nil {
 		return 0, nil, err
 	}
+	runtime.GC() // what the last measurement left
 	r := &reader{index: prefix.New(), since: time.Now().UnixMicro()}
 	reading, stopReading := context.WithCancel(ctx)
 	defer stopReading()

@@ -10,12 +10,28 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"runtime/debug"
 	"strings"
 	"time"
 )
 
 // healthEvery is how often a starting process is asked whether it is ready.
 const healthEvery = 2 * time.Millisecond
+
+// lateLimit is how much memory this process takes before it collects.
+const lateLimit = 2 << 30
+
+// collectLate puts off this process's garbage collector until it holds lateLimit;
+// the function returned ends that. This process plays a server, engines and
+// gateways at once, on the cores of what is measured: on two of them its
+// collections are what the slowest hundredth waits for, and no part of it.
+func collectLate() func() {
+	percent, limit := debug.SetGCPercent(-1), debug.SetMemoryLimit(lateLimit)
+	return func() {
+		debug.SetGCPercent(percent)
+		debug.SetMemoryLimit(limit)
+	}
+}
 
 // process is a service of this program in a process of its own.
 type process struct {

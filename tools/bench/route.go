@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime/debug"
 	"time"
 
 	"warmpath/streams/natsserver"
@@ -60,9 +59,7 @@ func (c *Route) run(ctx context.Context, stdout io.Writer) error {
 	if c.Quick {
 		b.rounds, length, rate, gatewayRate = 1, min(length, 500*time.Millisecond), min(rate, 100), min(gatewayRate, 20)
 	}
-	// This process plays the server, the engines and the gateways of a fleet: what is
-	// left of its garbage is as much as processes of their own would have each.
-	defer debug.SetGCPercent(debug.SetGCPercent(benchGCPercent))
+	defer collectLate()()
 	selected, err := choose(c.Only, []part{
 		{"decision", func(b *bench, ctx context.Context) error {
 			return b.onServer(func(server *natsserver.Server) error { return b.decisions(ctx, server, rate, length, c.Model) })

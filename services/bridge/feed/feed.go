@@ -26,6 +26,9 @@ const (
 	// keptPause is the first of some pauses for an engine that publishes a batch
 	// before it keeps it for replay: microseconds, unless it is not scheduled.
 	keptPause = 10 * time.Millisecond
+	// proofUS is how long an engine that showed its life is believed when more old
+	// batches come: they come in bursts.
+	proofUS = 1_000_000
 	// shortReplay is below the buffers that engines keep (10,000 batches): a replay
 	// of fewer batches that begins at 1 is of an engine that counts from 1, not of
 	// one whose batch 0 fell out of its buffer.
@@ -107,8 +110,10 @@ type Feed struct {
 	prints   [remembered]print
 	lastTime int64
 	// away is true from a lost connection until the life is verified.
-	away  bool
-	stats Stats
+	away bool
+	// provedUS is when an old batch last made the engine show its life.
+	provedUS int64
+	stats    Stats
 }
 
 type print struct {
@@ -167,7 +172,7 @@ func (f *Feed) follow(ctx context.Context, b Batch) {
 		f.accept(b)
 	case b.Seq > f.next:
 		f.gap(ctx, b)
-	case f.seen(b):
+	case f.seen(b), f.stale(ctx, b):
 		f.stats.Duplicates++
 	default:
 		f.restart(ctx, &b)
@@ -360,6 +365,33 @@ func (f *Feed) seen(b Batch) bool {
 	return b.Seq+1 == f.next && f.lastTime != 0 && f.sink.TimeUS(b.Payload) == f.lastTime
 }
 
+// stale says whether a batch of an earlier number, of which no fingerprint is
+// known, is an old one of this life: one that waited in a queue while a replay went
+// past it and past what the engine still has. It is older than the last batch, and
+// the engine still has that one.
+func (f *Feed) stale(ctx context.Context, b Batch) bool {
+	if p := f.prints[b.Seq%remembered]; p.valid && p.seq == b.Seq {
+		return false
+	}
+	at := f.sink.TimeUS(b.Payload)
+	if at == 0 || at >= f.lastTime {
+		return false
+	}
+	if f.cfg.Replay == nil || b.AtUS-f.provedUS < proofUS {
+		return true
+	}
+	f.provedUS = b.AtUS
+	met := false
+	err := f.replay(ctx, f.next-1, func(b Batch) error {
+		met = b.Seq+1 == f.next && f.seen(b)
+		return errMet
+	})
+	return met || err != nil && !errors.Is(err, errMet)
+}
+
+// errMet ends a replay whose first batch was wanted only.
+var errMet = errors.New("the first batch came")
+
 // gap fills the numbers before b, or says that they are lost, and takes b.
 func (f *Feed) gap(ctx context.Context, b Batch) {
 	f.stats.Gaps++
@@ -371,7 +403,7 @@ func (f *Feed) gap(ctx context.Context, b Batch) {
 		f.next = b.Seq
 		f.lose(LostGap)
 	case b.Seq == f.next:
-	case f.seen(b): // it was replayed too
+	case f.seen(b), f.stale(ctx, b): // it was replayed too
 		return
 	default:
 		f.restart(ctx, &b)
@@ -457,7 +489,7 @@ func (f *Feed) unverified(ctx context.Context, b Batch) {
 		return
 	}
 	if b.Seq < f.next {
-		if f.seen(b) {
+		if f.seen(b) || f.stale(ctx, b) {
 			f.stats.Duplicates++
 			return
 		}
@@ -489,7 +521,7 @@ func (f *Feed) replay(ctx context.Context, from uint64, handle func(Batch) error
 			case <-time.After(attemptPause << i):
 			}
 		}
-		if err = f.cfg.Replay(ctx, from, handle); err == nil || errors.Is(err, errAnew) {
+		if err = f.cfg.Replay(ctx, from, handle); err == nil || errors.Is(err, errAnew) || errors.Is(err, errMet) {
 			return err
 		}
 		f.stats.FailedReplays++

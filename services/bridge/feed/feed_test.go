@@ -215,6 +215,25 @@ func TestOrder(t *testing.T) {
 			e.publish()
 			f.Connected(ctx)
 		}, []string{"doubt: " + DoubtDisconnected, "begin", "0", "1", "2", "doubt: "}},
+		{"old batches wait in the queue while a replay goes past them", 0, 2, true, func(e *engine, f *Feed) {
+			var waiting []Batch
+			for range 6 {
+				waiting = append(waiting, e.publish())
+			}
+			for i, b := range waiting {
+				b.AtUS = int64(i) * proofUS
+				f.Live(ctx, b)
+			}
+			f.Live(ctx, e.publish())
+		}, []string{"lost: " + LostBeforeStart, "4", "5", "6"}},
+		{"the engine begins anew after a replay went past its buffer", 0, 2, true, func(e *engine, f *Feed) {
+			for range 6 {
+				e.publish()
+			}
+			f.Connected(ctx)
+			e.restart()
+			f.Live(ctx, e.publish())
+		}, []string{"lost: " + LostBeforeStart, "4", "5", "begin", "0"}},
 		{"a bridge starts again too late", 0, 2, true, func(e *engine, f *Feed) {
 			last := e.publish()
 			f.Resume(last.Seq, (&journal{}).TimeUS(last.Payload))
