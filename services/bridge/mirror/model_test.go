@@ -331,8 +331,8 @@ func (s *machine) drawAnnouncement(t *rapid.T, tier int) []kvevents.Event {
 	if _, waits := s.truth.parents[run[0].hash]; !waits && !s.truth.named[run[0].hash] {
 		return nil // nobody could know where it belongs
 	}
-	if s.forgetful && !s.truth.present(run[0].hash) {
-		return nil // it may be forgotten
+	if s.forgetful {
+		return nil // its name may be forgotten, also while a tier update told of it (DESIGN.md)
 	}
 	e := s.w.event(run, tier)
 	e.HasParent, e.Parent = false, 0
