@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -122,7 +121,7 @@ func (l *listener) only(ctx context.Context) *replica {
 
 // owner is the replica that a frame's topic names, nil when it is nobody's.
 func (l *listener) owner(ctx context.Context, f zmq.Frame) *replica {
-	topic := string(first(bytes.Cut(f.Topic, []byte{0})))
+	topic := string(topicOf(f))
 	for _, m := range l.members {
 		if m.engine.cfg.Topic != "" && strings.HasPrefix(topic, m.engine.cfg.Topic) || m.engine.isNamed(topic) {
 			return m.awake()
@@ -138,8 +137,6 @@ func (l *listener) owner(ctx context.Context, f zmq.Frame) *replica {
 	}
 	return nil
 }
-
-func first(before, _ []byte, _ bool) []byte { return before }
 
 // awake is the member's replica once it can take frames; nil until then, and what
 // comes meanwhile is a gap that its feed finds.

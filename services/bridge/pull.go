@@ -114,7 +114,7 @@ func (r *replica) takePulled(ctx context.Context, event kvevents.PullEvent, raw 
 	defer r.mu.Unlock()
 	r.last = time.Now()
 	if !event.HasID {
-		r.lostBatch(atUS)
+		r.lostBatch(atUS, r.lastSeq())
 		return
 	}
 	r.feed.Live(ctx, feed.Batch{Seq: event.ID, Payload: bytes.Join([][]byte{[]byte("["), raw, []byte("]")}, nil), AtUS: atUS})
@@ -124,12 +124,13 @@ func (r *replica) takePulled(ctx context.Context, event kvevents.PullEvent, raw 
 func (r *replica) unreadable() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.lostBatch(r.now())
+	r.lostBatch(r.now(), r.lastSeq())
 }
 
 // lostBatch begins an epoch that does not know everything.
-func (r *replica) lostBatch(atUS int64) {
-	r.out.Begin(doubtBatch, atUS, r.mirror.Lost(doubtBatch), r.lastSeq())
+// source is the engine's number of the last batch taken in, nil for none.
+func (r *replica) lostBatch(atUS int64, source *uint64) {
+	r.out.Begin(doubtBatch, atUS, r.mirror.Lost(doubtBatch), source)
 }
 
 // decodePulled reads one polled event as a batch.

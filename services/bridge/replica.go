@@ -251,13 +251,13 @@ func (s sink) Batch(b feed.Batch) int64 {
 	batch, err := r.decode(b.Payload)
 	if err != nil {
 		r.log.Error("a batch cannot be read", "seq", seq, "error", err)
-		r.out.Begin(doubtBatch, b.AtUS, r.mirror.Lost(doubtBatch), &seq)
+		r.lostBatch(b.AtUS, &seq)
 		return 0
 	}
 	events := r.mirror.Apply(batch.Events)
 	if batch.Skipped > 0 {
 		r.log.Error("events of a batch cannot be read", "seq", seq, "skipped", batch.Skipped)
-		r.out.Begin(doubtBatch, b.AtUS, r.mirror.Lost(doubtBatch), &seq)
+		r.lostBatch(b.AtUS, &seq)
 		return batch.TimeUS
 	}
 	at := batch.TimeUS

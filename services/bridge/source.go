@@ -96,7 +96,7 @@ func (r *replica) frame(ctx context.Context, f zmq.Frame) {
 // accepts says whether a frame is of this replica's engine: of the first topic
 // seen, and of no connection that was replaced.
 func (r *replica) accepts(f zmq.Frame) bool {
-	topic, _, _ := bytes.Cut(f.Topic, []byte{0}) // newer SGLang adds its epoch
+	topic := topicOf(f)
 	if f.Conn < r.conn {
 		r.engine.bridge.metrics.ignored.WithLabelValues(r.name, "old connection").Inc()
 		return false
@@ -114,6 +114,12 @@ func (r *replica) accepts(f zmq.Frame) bool {
 		return false
 	}
 	return true
+}
+
+// topicOf is a frame's topic, without the epoch that newer SGLang adds.
+func topicOf(f zmq.Frame) []byte {
+	topic, _, _ := bytes.Cut(f.Topic, []byte{0})
+	return topic
 }
 
 // replayer asks the engine's replay socket, or the capture that is replayed; nil
