@@ -1,0 +1,129 @@
+package decided
+
+import (
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	pb "warmpath/schemas/warmpathv1"
+)
+
+// Part is a decision of which, where it was read from its encoding, only the chosen
+// candidate was decoded. The zero Part is none.
+type Part struct {
+	// Decided has all fields; of the candidates, those that were decoded.
+	*pb.Decided
+	// candidates are all of them, encoded, each with its tag; nil when all stand in
+	// Decided.
+	candidates []byte
+}
+
+// Whole is a decision with all its candidates.
+func Whole(d *pb.Decided) Part { return Part{Decided: d} }
+
+// Read decodes a decision but for the candidates that were not chosen. The part
+// keeps data, which must not be changed any more. It returns an error for what
+// proto.Unmarshal would refuse, but for faults inside those candidates.
+func Read(data []byte) (Part, error) {
+	p := Part{Decided: &pb.Decided{}}
+	values := make([][]byte, 0, usualPool)
+	others, first := 0, 0 // where fields that are no candidates begin, and the candidates
+	c := cursor{rest: data}
+	for at := 0; c.next(); at += len(c.field) {
+		if !c.has(candidatesField) {
+			continue
+		}
+		if err := merge.Unmarshal(data[others:at], p.Decided); err != nil {
+			return Part{}, err
+		}
+		others = at + len(c.field)
+		switch {
+		case p.candidates == nil:
+			first = at
+			fallthrough
+		case first+len(p.candidates) == at:
+			p.candidates = data[first:others:others]
+		default: // they do not stand together: this copies them
+			first = len(data)
+			p.candidates = append(p.candidates, c.field...)
+		}
+		values = append(values, c.bytes())
+	}
+	if c.err != nil {
+		return Part{}, c.err
+	}
+	if err := merge.Unmarshal(data[others:], p.Decided); err != nil {
+		return Part{}, err
+	}
+	for _, value := range values {
+		if err := p.choose(value); err != nil {
+			return Part{}, err
+		}
+	}
+	return p, nil
+}
+
+// usualPool is the replicas for which reading has room at once.
+const usualPool = 64
+
+var merge = proto.UnmarshalOptions{Merge: true}
+
+// choose decodes a candidate if it is the chosen one.
+func (p *Part) choose(value []byte) error {
+	c := cursor{rest: value}
+	if c.next() && c.has(replicaField) && string(c.bytes()) != p.Chosen {
+		return nil // encoders write the name first, and once
+	}
+	candidate := &pb.Candidate{}
+	if err := proto.Unmarshal(value, candidate); err != nil {
+		return fmt.Errorf("candidate %q: %w", candidate.Replica, err)
+	}
+	if candidate.Replica == p.Chosen {
+		p.Candidates = append(p.Candidates, candidate)
+	}
+	return nil
+}
+
+// ReadAnswer decodes a router's answer: the rest as it is, with the decision, if
+// there is one, apart and in part.
+func ReadAnswer(data []byte) (*pb.RouteResponse, Part, error) {
+	answer := &pb.RouteResponse{}
+	var decision []byte
+	others := 0
+	c := cursor{rest: data}
+	for at := 0; c.next(); at += len(c.field) {
+		if !c.has(decisionField) {
+			continue
+		}
+		if decision != nil {
+			return nil, Part{}, fmt.Errorf("%w of ours: it has two decisions", errWire)
+		}
+		decision = c.bytes()
+		if err := merge.Unmarshal(data[others:at], answer); err != nil {
+			return nil, Part{}, err
+		}
+		others = at + len(c.field)
+	}
+	if c.err != nil {
+		return nil, Part{}, c.err
+	}
+	if err := merge.Unmarshal(data[others:], answer); err != nil {
+		return nil, Part{}, err
+	}
+	if decision == nil {
+		return answer, Part{}, nil
+	}
+	p, err := Read(decision)
+	return answer, p, err
+}
+
+// Append appends the encoded decision to dst: its fields as they are now, and all
+// candidates as they were read, whatever they are now. A decision that Append or
+// proto.Marshal wrote and nobody changed gives the same bytes again. It returns an
+// error for a string that is not UTF-8.
+func (p Part) Append(dst []byte) ([]byte, error) {
+	w := writer{buf: slices.Grow(dst, room(p.Decided, p.candidates))}
+	w.decision(p.Decided, p.candidates)
+	return w.done()
+}
