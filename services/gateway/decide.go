@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"warmpath/routing/policy"
+	"warmpath/schemas/decided"
 	pb "warmpath/schemas/warmpathv1"
 	"warmpath/streams"
 )
@@ -39,7 +40,7 @@ type target struct {
 // heard, by itself. Those that failed are not tried again, and those that fail
 // others are not while another is left. The error is policy.ErrNoReplica when
 // there is none.
-func (g *Gateway) decide(ctx context.Context, rq *request, attempt uint32, failed []string) (*pb.Decided, target, error) {
+func (g *Gateway) decide(ctx context.Context, rq *request, attempt uint32, failed []string) (decided.Part, target, error) {
 	ctx, span := g.tracer.start(ctx, spanRoute, trace.SpanKindClient)
 	defer span.End()
 	start := time.Now()
@@ -52,7 +53,7 @@ func (g *Gateway) decide(ctx context.Context, rq *request, attempt uint32, faile
 	g.metrics.routeWait.Observe(wait.Seconds())
 	if err != nil {
 		fail(span, "no decision")
-		return nil, target{}, err
+		return decided.Part{}, target{}, err
 	}
 	d.WaitUs = uint64(wait.Microseconds())
 	d.TokenSource = rq.source
@@ -63,51 +64,52 @@ func (g *Gateway) decide(ctx context.Context, rq *request, attempt uint32, faile
 	return d, to, nil
 }
 
-func (g *Gateway) decideAmong(ctx context.Context, rq *request, attempt uint32, exclude []string) (*pb.Decided, target, error) {
+func (g *Gateway) decideAmong(ctx context.Context, rq *request, attempt uint32, exclude []string) (decided.Part, target, error) {
 	d, to, cause := g.askRouter(ctx, rq, attempt, exclude)
 	if cause == "" {
 		return d, to, nil
 	}
 	if ctx.Err() != nil {
-		return nil, target{}, ctx.Err()
+		return decided.Part{}, target{}, ctx.Err()
 	}
-	return g.fallback(rq, attempt, exclude, cause)
+	own, to, err := g.fallback(rq, attempt, exclude, cause)
+	return decided.Whole(own), to, err
 }
 
 // askRouter returns the router's decision, or why there is none.
-func (g *Gateway) askRouter(ctx context.Context, rq *request, attempt uint32, exclude []string) (*pb.Decided, target, string) {
-	answer, cause := g.router.ask(ctx, &pb.RouteRequest{
+func (g *Gateway) askRouter(ctx context.Context, rq *request, attempt uint32, exclude []string) (decided.Part, target, string) {
+	a, cause := g.router.ask(ctx, &pb.RouteRequest{
 		Pool: g.cfg.Pool, Gateway: g.cfg.Name, RequestId: rq.id, Attempt: attempt,
 		Model: rq.model, Lora: rq.lora, Salt: rq.salt, Keys: rq.keys, PromptTokens: rq.promptTokens,
 		SessionId: rq.session, Exclude: exclude,
 	})
 	if cause != "" {
-		return nil, target{}, cause
+		return decided.Part{}, target{}, cause
 	}
-	d := answer.Decision
-	if d == nil {
-		return nil, target{}, g.refused(rq, answer)
+	d := a.decision
+	if d.Decided == nil {
+		return decided.Part{}, target{}, g.refused(rq, a.RouteResponse)
 	}
 	if d.RequestId != rq.id || d.Attempt != attempt || d.Chosen == "" || slices.Contains(exclude, d.Chosen) {
 		g.log.Error("the router's answer does not fit the request", "request", rq.id, "attempt", attempt, "decider", d.Decider, "chosen", d.Chosen)
-		return nil, target{}, causeBadAnswer
+		return decided.Part{}, target{}, causeBadAnswer
 	}
 	d.Pool, d.Gateway = g.cfg.Pool, g.cfg.Name
 	if len(d.Keys) == 0 {
 		d.Keys = rq.keys
 	}
 	entry := g.view.entry(d.Chosen)
-	to := target{address: answer.Address}
+	to := target{address: a.Address}
 	if to.address == "" {
 		to.address = entry.GetAddress()
 	}
 	if to.address == "" {
-		return nil, target{}, causeBadAnswer
+		return decided.Part{}, target{}, causeBadAnswer
 	}
-	rank, ok, err := rankOf(d.Chosen, entry, answer.DataParallelRank)
+	rank, ok, err := rankOf(d.Chosen, entry, a.DataParallelRank)
 	if err != nil {
 		g.log.Error("the router's answer cannot be used", "request", rq.id, "error", err)
-		return nil, target{}, causeBadAnswer
+		return decided.Part{}, target{}, causeBadAnswer
 	}
 	if ok {
 		to.rank = &rank
@@ -179,7 +181,21 @@ func seed(requestID string, attempt uint32) uint64 {
 // publish hands an event to the publisher. It never fails a request: an event
 // that the publisher has no room for is counted and logged as lost.
 func (g *Gateway) publish(ctx context.Context, rq *request, attempt uint32, kind string, event proto.Message) {
-	message, err := streams.NewMessage(streams.RouteSubject(g.cfg.Pool, g.cfg.Name), streams.RouteID(rq.message, attempt, kind), event)
+	message, err := streams.NewMessage(g.subject(), streams.RouteID(rq.message, attempt, kind), event)
+	g.handOrLose(ctx, rq, kind, message, err)
+}
+
+// publishDecision is publish for a decision that may be known in part.
+func (g *Gateway) publishDecision(ctx context.Context, rq *request, d decided.Part) {
+	data, err := d.Append(nil)
+	message := streams.Message{Subject: g.subject(), ID: streams.RouteID(rq.message, d.Attempt, kindDecided), Schema: decided.Schema, Data: data}
+	g.handOrLose(ctx, rq, kindDecided, message, err)
+}
+
+func (g *Gateway) subject() string { return streams.RouteSubject(g.cfg.Pool, g.cfg.Name) }
+
+// handOrLose gives a message to the publisher, unless it could not be made.
+func (g *Gateway) handOrLose(ctx context.Context, rq *request, kind string, message streams.Message, err error) {
 	if err == nil {
 		err = g.hand(ctx, message)
 	}

@@ -36,7 +36,9 @@ type exchange struct {
 	ctx     context.Context // ends when the client leaves
 	span    trace.Span      // of the whole request
 
-	decided    *pb.Decided // of the current attempt; nil before the first
+	// decided is of the current attempt, of its candidates with the chosen one at
+	// least; nil before the first.
+	decided    *pb.Decided
 	handed     *handover   // of the current attempt
 	answer     answer
 	httpStatus int // what the engine answered; 0 before it did
@@ -80,9 +82,9 @@ func (x *exchange) run() {
 		if failed != nil {
 			x.move(failed.kind)
 		}
-		x.decided = d
-		x.g.view.decided(d, d.DecidedAtUs)
-		x.g.publish(x.ctx, x.rq, d.Attempt, kindDecided, d)
+		x.decided = d.Decided
+		x.g.view.decided(x.decided, d.DecidedAtUs)
+		x.g.publishDecision(x.ctx, x.rq, d)
 		failed = x.attempt(to)
 		if failed == nil {
 			return

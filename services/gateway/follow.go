@@ -77,7 +77,7 @@ func (g *Gateway) followLive(ctx context.Context) error {
 	}
 	err := streams.FollowLive(ctx, g.nc, g.js, g.cfg.Pool, g.liveFrom, func(e streams.Event) error {
 		g.liveFrom = e.Seq + 1
-		message, err := streams.Decode(e.Schema, e.Data)
+		message, err := streams.DecodeChoice(e.Schema, e.Data)
 		if err != nil {
 			// A newer gateway may publish what this one does not know.
 			slog.Debug("a live event cannot be decoded", "sequence", e.Seq, "error", err)

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
 
+	"warmpath/schemas/decided"
 	pb "warmpath/schemas/warmpathv1"
 	"warmpath/streams"
 )
@@ -67,23 +68,29 @@ func (c *routerClient) close() {
 	c.late.Wait()
 }
 
+// routerAnswer is what a router said: its decision, if there is one, apart.
+type routerAnswer struct {
+	*pb.RouteResponse
+	decision decided.Part
+}
+
 // ask returns the router's answer, or why there is none within the budget. The
 // cause is empty exactly when there is an answer.
-func (c *routerClient) ask(ctx context.Context, request *pb.RouteRequest) (answer *pb.RouteResponse, cause string) {
+func (c *routerClient) ask(ctx context.Context, request *pb.RouteRequest) (answer routerAnswer, cause string) {
 	if c.nc.Status() != nats.CONNECTED {
-		return nil, causeDisconnected // else it would be sent after a reconnect, to nobody's use
+		return routerAnswer{}, causeDisconnected // else it would be sent after a reconnect, to nobody's use
 	}
 	data, err := proto.Marshal(request)
 	if err != nil {
-		return nil, causeInvalid
+		return routerAnswer{}, causeInvalid
 	}
 	if int64(len(data))+payloadMargin > c.nc.MaxPayload() {
-		return nil, causeTooLarge
+		return routerAnswer{}, causeTooLarge
 	}
 	if !c.circuit.enter(time.Now()) {
-		return nil, causeCircuit
+		return routerAnswer{}, causeCircuit
 	}
-	result := make(chan *pb.RouteResponse, 1)
+	result := make(chan routerAnswer, 1)
 	failed := make(chan string, 1)
 	sent := time.Now()
 	c.late.Add(1)
@@ -116,34 +123,34 @@ func (c *routerClient) ask(ctx context.Context, request *pb.RouteRequest) (answe
 		default: // an answer, if not a useful one
 			c.circuit.answered()
 		}
-		return nil, cause
+		return routerAnswer{}, cause
 	case <-timer.C:
 		c.circuit.missed(time.Now())
-		return nil, causeTimeout
+		return routerAnswer{}, causeTimeout
 	case <-ctx.Done():
 		c.circuit.left()
-		return nil, causeTimeout
+		return routerAnswer{}, causeTimeout
 	}
 }
 
 // exchange sends one request and reads its answer.
-func (c *routerClient) exchange(ctx context.Context, data []byte) (*pb.RouteResponse, string) {
+func (c *routerClient) exchange(ctx context.Context, data []byte) (routerAnswer, string) {
 	reply, err := c.nc.RequestWithContext(ctx, c.subject, data)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
-		return nil, causeNoResponders
+		return routerAnswer{}, causeNoResponders
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout):
-		return nil, causeTimeout
+		return routerAnswer{}, causeTimeout
 	case err != nil:
-		return nil, causeFailed
+		return routerAnswer{}, causeFailed
 	case reply.Header.Get("Nats-Service-Error-Code") != "":
-		return nil, causeFailed
+		return routerAnswer{}, causeFailed
 	}
-	answer := &pb.RouteResponse{}
-	if err := proto.Unmarshal(reply.Data, answer); err != nil {
-		return nil, causeBadAnswer
+	answer, decision, err := decided.ReadAnswer(reply.Data)
+	if err != nil {
+		return routerAnswer{}, causeBadAnswer
 	}
-	return answer, ""
+	return routerAnswer{answer, decision}, ""
 }
 
 // circuit spares requests the wait for a router that does not answer. Open, it

@@ -5,8 +5,8 @@ import (
 	"encoding/json"
 
 	"google.golang.org/protobuf/encoding/protojson"
-	"google.golang.org/protobuf/proto"
 
+	"warmpath/schemas/decided"
 	pb "warmpath/schemas/warmpathv1"
 )
 
@@ -23,7 +23,7 @@ func encode(response *pb.RouteResponse, inJSON bool) (data []byte, contentType s
 		data, err = protojson.Marshal(response)
 		return data, contentJSON, err
 	}
-	data, err = proto.Marshal(response)
+	data, err = decided.AppendAnswer(nil, response)
 	return data, contentProtobuf, err
 }
 

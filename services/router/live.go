@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strconv"
 
+	"warmpath/schemas/decided"
 	pb "warmpath/schemas/warmpathv1"
 	"warmpath/streams"
 )
@@ -94,11 +95,11 @@ func (r *Router) lastRoute(ctx context.Context) (uint64, error) {
 
 // liveEvent takes one message of ROUTE.
 func (r *Router) liveEvent(e streams.Event) {
-	if e.Schema == decidedSchema && r.confirm(e.Data) {
+	if e.Schema == decided.Schema && r.confirm(e.Data) {
 		r.metrics.routeEvents.WithLabelValues("decided").Inc()
 		return
 	}
-	message, err := streams.Decode(e.Schema, e.Data)
+	message, err := streams.DecodeChoice(e.Schema, e.Data)
 	if err != nil {
 		r.metrics.routeEvents.WithLabelValues("invalid").Inc()
 		slog.Warn("a route message cannot be used", "router", r.cfg.Name, "subject", e.Subject, "seq", e.Seq, "error", err)
@@ -122,10 +123,11 @@ func (r *Router) liveEvent(e streams.Event) {
 // confirm says whether a decision is this router's own, as it was answered: it is
 // counted already, and there is no need to read the rest of it.
 func (r *Router) confirm(data []byte) bool {
-	id, chosen, ok := peek(data)
-	if !ok {
+	request, attempt, chosen, err := decided.Attempt(data)
+	if err != nil {
 		return false
 	}
+	id := attemptID(request, attempt)
 	r.decide.Lock()
 	defer r.decide.Unlock()
 	if r.decide.own.chosen[id].replica != chosen || chosen == "" {
