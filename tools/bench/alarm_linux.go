@@ -1,22 +1,48 @@
 package bench
 
 import (
-	"syscall"
+	"fmt"
+	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// prSetTimerSlack is PR_SET_TIMERSLACK of prctl(2).
-const prSetTimerSlack = 29
+// alarm wakes a goroutine when it is due: by a file that becomes readable, as a
+// request from the network does. The runtime's own timers wake an idle process up
+// to a millisecond late, which is more than what is measured.
+type alarm struct{ file *os.File }
 
-// exactTimers makes the kernel wake this thread when it is due, not within 50 us
-// after.
-func exactTimers() { _, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, prSetTimerSlack, 1, 0) }
-
-// sleepUntil sleeps in the kernel: the runtime's timers wake an idle process up to
-// a millisecond late, which is more than what is measured.
-func sleepUntil(due time.Time) {
-	for left := time.Until(due); left > 0; left = time.Until(due) {
-		wait := syscall.NsecToTimespec(left.Nanoseconds())
-		_ = syscall.Nanosleep(&wait, nil) // interrupted or not, the loop looks at the clock
+func newAlarm() (*alarm, error) {
+	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("make a timer: %w", err)
 	}
+	return &alarm{os.NewFile(uintptr(fd), "timer")}, nil
 }
+
+// wait returns when it is due. One goroutine at a time may wait.
+func (a *alarm) wait(due time.Time) error {
+	left := time.Until(due)
+	if left <= 0 {
+		return nil
+	}
+	raw, err := a.file.SyscallConn()
+	if err != nil {
+		return err
+	}
+	set := error(nil)
+	if err := raw.Control(func(fd uintptr) {
+		set = unix.TimerfdSettime(int(fd), 0, &unix.ItimerSpec{Value: unix.NsecToTimespec(left.Nanoseconds())}, nil)
+	}); err != nil {
+		return err
+	}
+	if set != nil {
+		return fmt.Errorf("set a timer: %w", set)
+	}
+	var expirations [8]byte
+	_, err = a.file.Read(expirations[:])
+	return err
+}
+
+func (a *alarm) close() { _ = a.file.Close() } // nothing was written

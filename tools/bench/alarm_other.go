@@ -4,8 +4,14 @@ package bench
 
 import "time"
 
-// exactTimers is not needed where timers are exact, and not there elsewhere.
-func exactTimers() {}
+// alarm is the runtime's timers where they are exact.
+type alarm struct{}
 
-// sleepUntil sleeps as exactly as the runtime does.
-func sleepUntil(due time.Time) { time.Sleep(time.Until(due)) }
+func newAlarm() (*alarm, error) { return &alarm{}, nil }
+
+func (*alarm) wait(due time.Time) error {
+	time.Sleep(time.Until(due))
+	return nil
+}
+
+func (*alarm) close() {}

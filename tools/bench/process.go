@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"runtime"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -25,12 +26,27 @@ const lateLimit = 2 << 30
 // the function returned ends that. This process plays a server, engines and
 // gateways at once, on the cores of what is measured: on two of them its
 // collections are what the slowest hundredth waits for, and no part of it.
-func collectLate() func() {
+func (b *bench) collectLate() func() {
 	percent, limit := debug.SetGCPercent(-1), debug.SetMemoryLimit(lateLimit)
+	if !b.quick {
+		touch()
+	}
 	return func() {
 		debug.SetGCPercent(percent)
 		debug.SetMemoryLimit(limit)
 	}
+}
+
+// touch has the kernel give this process most of the memory that it will take: on a
+// virtual machine the first use of a page may cost more than a whole request.
+func touch() {
+	const page = 4 << 10
+	memory := make([]byte, lateLimit*7/8)
+	for at := 0; at < len(memory); at += page {
+		memory[at] = 1
+	}
+	runtime.KeepAlive(memory)
+	runtime.GC()
 }
 
 // process is a service of this program in a process of its own.

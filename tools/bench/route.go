@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"time"
 
 	"warmpath/streams/natsserver"
@@ -30,6 +31,12 @@ const (
 	routeBlock  = 16
 	routeHeld   = 5900 / routeBlock
 )
+
+// roles are a server, the engines and the gateways: as processes of their own each
+// would have as many threads as the machine has processors, for the kernel to share
+// these among; in one process of so many a server that compresses a block of its
+// stream keeps all others waiting.
+const roles = 3
 
 // Route is `warmpath bench route`.
 type Route struct {
@@ -59,7 +66,8 @@ func (c *Route) run(ctx context.Context, stdout io.Writer) error {
 	if c.Quick {
 		b.rounds, length, rate, gatewayRate = 1, min(length, 500*time.Millisecond), min(rate, 100), min(gatewayRate, 20)
 	}
-	defer collectLate()()
+	defer b.collectLate()()
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(roles * runtime.NumCPU()))
 	selected, err := choose(c.Only, []part{
 		{"decision", func(b *bench, ctx context.Context) error {
 			return b.onServer(func(server *natsserver.Server) error { return b.decisions(ctx, server, rate, length, c.Model) })

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -276,8 +277,9 @@ func (s *streamer) load(ctx context.Context, rate float64, length time.Duration)
 	var mu sync.Mutex
 	bad := make([]bool, pairs)
 	var fault error
+	runtime.GC() // before, not meanwhile
 	seed := int(time.Now().UnixNano() >> 10 & (1<<40 - 1))
-	pace(ctx, 2*rate, length, func(n int) func(time.Time) {
+	err := pace(ctx, 2*rate, length, func(n int) func(time.Time) {
 		one, way := n/2, (n+n/2)%2 // each way goes first as often as the other
 		body, owner := s.known.body(seed + one)
 		return func(due time.Time) {
@@ -296,8 +298,8 @@ func (s *streamer) load(ctx context.Context, rate float64, length time.Duration)
 			t.first[way][one], t.whole[way][one] = first, whole
 		}
 	})
-	if ctx.Err() != nil {
-		return nil, ctx.Err()
+	if err := errors.Join(err, ctx.Err()); err != nil {
+		return nil, err
 	}
 	if t.failed > pairs {
 		return nil, fmt.Errorf("most streams failed: %w", fault)

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"warmpath/schemas/decided"
 	pb "warmpath/schemas/warmpathv1"
 	"warmpath/streams"
 )
@@ -21,6 +22,9 @@ const (
 	patience = 10 * time.Second
 	// generated are the tokens of an answer.
 	generated = 50
+	// checkEvery is how many answers one is looked at whole: that takes longer than
+	// all that gateways do with one.
+	checkEvery = 16
 )
 
 // loadTimes are the milliseconds of requests: from when they were due, and the
@@ -34,31 +38,6 @@ type loadTimes struct {
 	fault             error
 }
 
-// pace calls f at each moment that is due, so many a second whatever f takes, from
-// a goroutine of its own; prepare comes before, in good time. It returns when all
-// calls have ended.
-func pace(ctx context.Context, rate float64, length time.Duration, prepare func(n int) func(due time.Time)) {
-	// The thread that waits keeps a processor's place in the runtime, if not the
-	// processor.
-	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(runtime.NumCPU() + 1))
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	exactTimers()
-	var calls sync.WaitGroup
-	defer calls.Wait()
-	began := time.Now()
-	for n := 0; ctx.Err() == nil; n++ {
-		at := time.Duration(float64(n) / rate * 1e9)
-		if at >= length {
-			return
-		}
-		f := prepare(n)
-		due := began.Add(at)
-		sleepUntil(due)
-		calls.Go(func() { f(due) })
-	}
-}
-
 func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
 // load asks the router as gateways do, and publishes the decisions and how the
@@ -68,21 +47,22 @@ func (p *askedPool) load(ctx context.Context, rate float64, length time.Duration
 	ctx, cancel := context.WithTimeout(ctx, length+coldWithin)
 	defer cancel()
 	t := &loadTimes{}
+	runtime.GC() // before, not meanwhile
 	run := time.Now().UnixNano()
 	subject := streams.ServiceSubject(pool)
-	pace(ctx, rate, length, func(n int) func(time.Time) {
+	err := pace(ctx, rate, length, func(n int) func(time.Time) {
 		asked := p.asked(n)
 		request := &pb.RouteRequest{Pool: pool, Gateway: routeGateway, RequestId: fmt.Sprintf("%x-%d", run, n), Model: routeModel, Keys: asked.keys, PromptTokens: routeTokens}
-		return func(due time.Time) { p.one(ctx, t, request, asked, subject, due) }
+		return func(due time.Time) { p.one(ctx, t, n, request, asked, subject, due) }
 	})
-	if err := errors.Join(t.fault, ctx.Err()); err != nil {
+	if err := errors.Join(err, t.fault, ctx.Err()); err != nil {
 		return nil, err
 	}
 	return t, p.publisher.Flush(ctx)
 }
 
 // one asks once.
-func (p *askedPool) one(ctx context.Context, t *loadTimes, request *pb.RouteRequest, asked prompt, subject string, due time.Time) {
+func (p *askedPool) one(ctx context.Context, t *loadTimes, n int, request *pb.RouteRequest, asked prompt, subject string, due time.Time) {
 	began := time.Now()
 	data, err := proto.Marshal(request)
 	sent := time.Now()
@@ -92,19 +72,20 @@ func (p *askedPool) one(ctx context.Context, t *loadTimes, request *pb.RouteRequ
 		cancel()
 	}
 	back := time.Now()
-	response := &pb.RouteResponse{}
+	var d decided.Part
 	if err == nil {
-		err = proto.Unmarshal(data, response)
+		_, d, err = decided.ReadAnswer(data)
 	}
 	end := time.Now()
-	d := response.Decision
-	if err != nil || d == nil {
+	if err != nil || d.Decided == nil {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		t.undecided++
 		return
 	}
-	err = p.check(d, asked)
+	if n%checkEvery == 0 {
+		err = p.checkAnswer(data, asked)
+	}
 	d.WaitUs = uint64(back.Sub(sent).Microseconds())
 	err = errors.Join(err, p.record(ctx, d))
 	t.mu.Lock()
@@ -122,30 +103,37 @@ func (p *askedPool) one(ctx context.Context, t *loadTimes, request *pb.RouteRequ
 	}
 }
 
+// checkAnswer is check for an answer as it came.
+func (p *askedPool) checkAnswer(data []byte, asked prompt) error {
+	response := &pb.RouteResponse{}
+	if err := proto.Unmarshal(data, response); err != nil {
+		return err
+	}
+	return p.check(response.Decision, asked)
+}
+
 // record publishes a decision, and that the request ended as it said.
-func (p *askedPool) record(ctx context.Context, d *pb.Decided) error {
+func (p *askedPool) record(ctx context.Context, d decided.Part) error {
+	data, err := d.Append(nil)
+	if err != nil {
+		return err
+	}
+	subject := streams.RouteSubject(pool, routeGateway)
+	err = p.publisher.Publish(ctx, streams.Message{Subject: subject, ID: streams.RouteID(d.RequestId, d.Attempt, "decided"), Schema: decided.Schema, Data: data})
+	if err != nil {
+		return err
+	}
 	prefill := uint64(1e6 * float64(d.PromptTokens-d.PredictedCachedTokens) / prefillRate)
 	tokens, cached := uint64(generated), d.PredictedCachedTokens
-	for _, one := range []struct {
-		kind    string
-		message proto.Message
-	}{
-		{"decided", d},
-		{"finished", &pb.Finished{
-			Pool: pool, Gateway: routeGateway, RequestId: d.RequestId, FinishedAtUs: time.Now().UnixMicro(), Replica: d.Chosen,
-			Status: pb.Status_STATUS_OK, HttpStatus: 200, PromptTokens: &d.PromptTokens, CompletionTokens: &tokens, CachedTokens: &cached,
-			Clock: pb.Clock_CLOCK_WALL, TtftUs: &prefill, EngineUs: &prefill, E2EUs: 2 * prefill, FinishReason: "stop", Streamed: true,
-		}},
-	} {
-		m, err := streams.NewMessage(streams.RouteSubject(pool, routeGateway), streams.RouteID(d.RequestId, d.Attempt, one.kind), one.message)
-		if err != nil {
-			return err
-		}
-		if err := p.publisher.Publish(ctx, m); err != nil {
-			return err
-		}
+	m, err := streams.NewMessage(subject, streams.RouteID(d.RequestId, d.Attempt, "finished"), &pb.Finished{
+		Pool: pool, Gateway: routeGateway, RequestId: d.RequestId, FinishedAtUs: time.Now().UnixMicro(), Replica: d.Chosen,
+		Status: pb.Status_STATUS_OK, HttpStatus: 200, PromptTokens: &d.PromptTokens, CompletionTokens: &tokens, CachedTokens: &cached,
+		Clock: pb.Clock_CLOCK_WALL, TtftUs: &prefill, EngineUs: &prefill, E2EUs: 2 * prefill, FinishReason: "stop", Streamed: true,
+	})
+	if err != nil {
+		return err
 	}
-	return nil
+	return p.publisher.Publish(ctx, m)
 }
 
 // echo answers requests at once with so many bytes, on a connection of its own.
@@ -231,7 +219,8 @@ func (e *echo) load(ctx context.Context, rate float64, length time.Duration) (*l
 	ctx, cancel := context.WithTimeout(ctx, length+coldWithin)
 	defer cancel()
 	t := &loadTimes{}
-	pace(ctx, rate, length, func(int) func(time.Time) {
+	runtime.GC() // as for what is compared with it
+	err := pace(ctx, rate, length, func(int) func(time.Time) {
 		return func(due time.Time) {
 			within, cancel := context.WithTimeout(ctx, patience)
 			defer cancel()
@@ -248,7 +237,7 @@ func (e *echo) load(ctx context.Context, rate float64, length time.Duration) (*l
 			t.fault = errors.Join(t.fault, err)
 		}
 	})
-	return t, errors.Join(t.fault, ctx.Err())
+	return t, errors.Join(err, t.fault, ctx.Err())
 }
 
 // stepTimes are what the steps of a request take at the median, round by round.

@@ -118,7 +118,7 @@ func TestTalks(t *testing.T) {
 func TestPaceIsOpen(t *testing.T) {
 	release := make(chan struct{})
 	var started atomic.Int32
-	pace(t.Context(), 1000, 20*time.Millisecond, func(int) func(time.Time) {
+	err := pace(t.Context(), 1000, 20*time.Millisecond, func(int) func(time.Time) {
 		return func(time.Time) {
 			if started.Add(1) == 20 {
 				close(release)
@@ -126,14 +126,22 @@ func TestPaceIsOpen(t *testing.T) {
 			<-release // the first ends when the last has begun
 		}
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
 	prepared := 0
 	due := make([]time.Time, 10)
-	pace(t.Context(), 2000, 5*time.Millisecond, func(n int) func(time.Time) {
+	err = pace(t.Context(), 2000, 5*time.Millisecond, func(n int) func(time.Time) {
 		prepared++
-		return func(at time.Time) { due[n] = at }
+		return func(at time.Time) {
+			due[n] = at
+			if time.Now().Before(at) {
+				t.Errorf("call %d was made before it was due", n)
+			}
+		}
 	})
-	if prepared != 10 {
-		t.Fatalf("%d calls", prepared)
+	if err != nil || prepared != 10 {
+		t.Fatalf("%d calls: %v", prepared, err)
 	}
 	for i := 1; i < len(due); i++ {
 		if gap := due[i].Sub(due[i-1]); gap != 500*time.Microsecond {
