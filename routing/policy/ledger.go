@@ -75,11 +75,23 @@ type flight struct {
 	queued, prompt, uncached uint64
 }
 
-// account is one replica's load.
+// account is one replica's load and speed. The last report is kept by its figures:
+// every decision reads those of every replica.
 type account struct {
 	name    string
 	flights []*flight
-	report  *pb.LoadReport
+	report  figures
+	speed   speed
+}
+
+// figures are those of a load report; the zero figures are none.
+type figures struct {
+	made                    bool
+	saysQueued, saysWaiting bool
+	running, waiting        uint32
+	timeUS                  int64
+	queuedPrefillTokens     uint64
+	kvUsed                  float64
 }
 
 // NewLedger returns an empty ledger.
@@ -98,7 +110,7 @@ func NewLedger(cfg LedgerConfig) *Ledger {
 		replicas: map[string]*account{},
 		inFlight: map[attempt]*flight{},
 		finished: map[string]struct{}{},
-		rates:    rates{standard: cfg.DefaultPrefillRate, replicas: map[string]*speed{}},
+		rates:    rates{standard: cfg.DefaultPrefillRate},
 	}
 }
 
@@ -189,10 +201,14 @@ func (l *Ledger) end(f *flight) {
 // ahead: no report is newer than now.
 func (l *Ledger) ApplyReport(r *pb.LoadReport, nowUS int64) {
 	a := l.account(r.Replica)
-	if a.report != nil && r.TimeUs < a.report.TimeUs && a.report.TimeUs <= nowUS {
+	if a.report.made && r.TimeUs < a.report.timeUS && a.report.timeUS <= nowUS {
 		return
 	}
-	a.report = r
+	a.report = figures{
+		made: true, timeUS: r.TimeUs,
+		saysQueued: r.QueuedPrefillTokens != nil, queuedPrefillTokens: r.GetQueuedPrefillTokens(),
+		saysWaiting: r.Waiting != nil, waiting: r.GetWaiting(), running: r.GetRunning(), kvUsed: r.GetKvUsed(),
+	}
 }
 
 // Expire ends the flights whose lease is over and returns how many.
@@ -224,7 +240,6 @@ func (l *Ledger) Forget(replica string) {
 		}
 		delete(l.replicas, replica)
 	}
-	delete(l.rates.replicas, replica)
 }
 
 // Terms returns a replica's load figures as a decision at nowUS uses them.
@@ -241,44 +256,49 @@ func (l *Ledger) Terms(replica string, nowUS int64) *pb.LoadTerms {
 }
 
 // FillTerms is Terms into an empty message and an age of the caller's, who makes
-// many at once.
-func (l *Ledger) FillTerms(terms *pb.LoadTerms, age *int64, replica string, nowUS int64) {
+// many at once. It returns PrefillRate of the replica.
+func (l *Ledger) FillTerms(terms *pb.LoadTerms, age *int64, replica string, nowUS int64) (prefillRate float64) {
 	a := l.replicas[replica]
 	if a == nil {
-		return
+		return l.rates.of(nil)
 	}
+	a.fillTerms(terms, age, nowUS, &l.cfg)
+	return l.rates.of(&a.speed)
+}
+
+func (a *account) fillTerms(terms *pb.LoadTerms, age *int64, nowUS int64, cfg *LedgerConfig) {
 	terms.InFlight = uint32(len(a.flights))
-	if a.report == nil {
+	if !a.report.made {
 		for _, f := range a.flights {
 			terms.QueuedPrefillTokens += f.uncached
 		}
 		return
 	}
-	r := a.report
-	*age = max(nowUS-r.TimeUs, 0)
+	r := &a.report
+	*age = max(nowUS-r.timeUS, 0)
 	terms.ReportAgeUs = age
 	var seen, seenTokens, unseen uint64
 	for _, f := range a.flights {
-		if f.decidedUS > r.TimeUs-l.cfg.DispatchGrace.Microseconds() {
+		if f.decidedUS > r.timeUS-cfg.DispatchGrace.Microseconds() {
 			unseen += f.uncached
 			continue
 		}
 		seen++
 		seenTokens += f.uncached
 	}
-	fresh := *age <= l.cfg.ReportMaxAge.Microseconds()
+	fresh := *age <= cfg.ReportMaxAge.Microseconds()
 	switch {
-	case r.QueuedPrefillTokens != nil && fresh:
-		terms.QueuedPrefillTokens = *r.QueuedPrefillTokens
-	case r.QueuedPrefillTokens != nil:
-		terms.QueuedPrefillTokens = min(*r.QueuedPrefillTokens, seenTokens)
-	case r.Waiting != nil && seen > 0: // as much as that many of them have on average
-		terms.QueuedPrefillTokens = seenTokens / seen * min(uint64(*r.Waiting), seen)
+	case r.saysQueued && fresh:
+		terms.QueuedPrefillTokens = r.queuedPrefillTokens
+	case r.saysQueued:
+		terms.QueuedPrefillTokens = min(r.queuedPrefillTokens, seenTokens)
+	case r.saysWaiting && seen > 0: // as much as that many of them have on average
+		terms.QueuedPrefillTokens = seenTokens / seen * min(uint64(r.waiting), seen)
 	default:
 		terms.QueuedPrefillTokens = seenTokens
 	}
 	terms.QueuedPrefillTokens += unseen
 	if fresh {
-		terms.Running, terms.Waiting, terms.KvUsed = r.GetRunning(), r.GetWaiting(), r.GetKvUsed()
+		terms.Running, terms.Waiting, terms.KvUsed = r.running, r.waiting, r.kvUsed
 	}
 }

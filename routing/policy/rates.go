@@ -41,16 +41,6 @@ func (s *speed) add(expected, actual, decay float64) {
 type rates struct {
 	standard float64
 	pool     speed
-	replicas map[string]*speed
-}
-
-func (r *rates) replica(name string) *speed {
-	s := r.replicas[name]
-	if s == nil {
-		s = &speed{}
-		r.replicas[name] = s
-	}
-	return s
 }
 
 func (r *rates) hint(s *speed) float64 {
@@ -67,7 +57,7 @@ func (l *Ledger) SetPrefillRateHint(replica string, tokensPerSecond float64) {
 	if !(tokensPerSecond > 0) || math.IsInf(tokensPerSecond, 0) {
 		return
 	}
-	if s := l.rates.replica(replica); s.hint != tokensPerSecond {
+	if s := &l.account(replica).speed; s.hint != tokensPerSecond {
 		*s = speed{hint: tokensPerSecond}
 	}
 }
@@ -75,8 +65,14 @@ func (l *Ledger) SetPrefillRateHint(replica string, tokensPerSecond float64) {
 // PrefillRate is the prefill speed to expect of a replica, tokens a second: what
 // its outcomes say, drawn towards its hint and the pool's outcomes.
 func (l *Ledger) PrefillRate(replica string) float64 {
-	r := &l.rates
-	s := r.replicas[replica]
+	if a := l.replicas[replica]; a != nil {
+		return l.rates.of(&a.speed)
+	}
+	return l.rates.of(nil)
+}
+
+// of is the speed to expect of a replica of which s, or nothing, is known.
+func (r *rates) of(s *speed) float64 {
 	factor := (poolPrior + r.pool.expected) / (poolPrior + r.pool.actual)
 	if s != nil {
 		factor = (float64(replicaPrior*factor) + s.expected) / (replicaPrior + s.actual)
@@ -101,7 +97,7 @@ func (l *Ledger) learn(f *flight, end *pb.Finished) {
 	if uncached < leastLearned {
 		return
 	}
-	s := l.rates.replica(f.replica.name)
+	s := &f.replica.speed
 	expected := float64(f.queued+uncached) / l.rates.hint(s)
 	actual := float64(*end.TtftUs) / 1e6
 	s.add(expected, actual, replicaDecay)

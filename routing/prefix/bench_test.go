@@ -219,6 +219,31 @@ func BenchmarkMatchPool(b *testing.B) {
 	}
 }
 
+// BenchmarkMatchSwept matches prompts of a router that did other things meanwhile:
+// before each, the processor's caches are filled with something else.
+func BenchmarkMatchSwept(b *testing.B) {
+	s := poolShape(64)
+	x := fill(s.batches(b))
+	var chains [][]blockkey.Key
+	for r := range 64 {
+		for f := range 4 {
+			chains = append(chains, s.chain(f, r)[:387])
+		}
+	}
+	other := make([]uint64, 24<<20/8)
+	dst := make([]Match, 0, 64)
+	var matching time.Duration
+	for i := 0; b.Loop(); i += 13 {
+		for at := 0; at < len(other); at += 8 {
+			other[at]++
+		}
+		began := time.Now()
+		dst, _ = x.Match(dst[:0], chains[i%len(chains)], nil)
+		matching += time.Since(began)
+	}
+	b.ReportMetric(float64(matching.Nanoseconds())/float64(b.N), "ns/match")
+}
+
 // BenchmarkMatchBusy matches while a writer applies without pause, and reports
 // the median and the slowest of a hundred.
 func BenchmarkMatchBusy(b *testing.B) {

@@ -85,6 +85,9 @@ func (x *Index) matchNarrow(out []Match, keys []blockkey.Key) {
 	lower := [NumTiers]uint64{}       // lanes whose best tier in the run is this one
 	segments := x.table.segments
 	for i, k := range keys {
+		if i%readAhead == 0 {
+			fetch(segments, keys[i:min(i+readAhead, len(keys))])
+		}
 		r := segments[segmentOf(k)].lookup(k)
 		if r == last && r != nobody {
 			continue
@@ -173,6 +176,9 @@ func (m *wide) match(keys []blockkey.Key) {
 	last, start, lower := nobody, 0, false
 	segments := x.table.segments
 	for i, k := range keys {
+		if i%readAhead == 0 {
+			fetch(segments, keys[i:min(i+readAhead, len(keys))])
+		}
 		r := segments[segmentOf(k)].lookup(k)
 		if r == last && r != nobody {
 			continue

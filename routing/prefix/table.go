@@ -107,6 +107,25 @@ func (s *segment) lookup(k blockkey.Key) ref {
 	return nobody
 }
 
+// readAhead is how many keys' slots are read before the first of them is looked up:
+// more than the 10 to 16 reads from memory that a processor has in flight, few for a
+// prompt that nobody holds, which reads them in vain. DESIGN.md has what it is worth.
+const readAhead = 32
+
+// fetch reads the slots of keys one after the other without looking at them, so
+// that the reads overlap. The sum is of no use, but that the reads are not left out.
+//
+//go:noinline
+func fetch(segments []segment, keys []blockkey.Key) (sum uint64) {
+	for _, k := range keys {
+		s := &segments[segmentOf(k)]
+		if i := s.home(k); i < len(s.slots) {
+			sum ^= s.slots[i].inverse
+		}
+	}
+	return sum
+}
+
 // insert puts a key, which is not there, in at the place that find gave. It
 // reports false, and does nothing, when the segment must grow first.
 func (s *segment) insert(at int, in slot) bool {
