@@ -33,9 +33,9 @@ func InboxPrefix(user string) string {
 }
 
 // Connect connects as name, and keeps reconnecting for as long as the
-// connection is not closed, also when no server is there yet. The caller closes
-// the connection.
-func (c Connection) Connect(name string) (*nats.Conn, jetstream.JetStream, error) {
+// connection is not closed, also when no server is there yet. more are options
+// beside those of every connection. The caller closes the connection.
+func (c Connection) Connect(name string, more ...nats.Option) (*nats.Conn, jetstream.JetStream, error) {
 	user, err := urlUser(c.NATS)
 	if err != nil {
 		return nil, nil, err
@@ -65,7 +65,7 @@ func (c Connection) Connect(name string) (*nats.Conn, jetstream.JetStream, error
 	if c.CA != "" {
 		options = append(options, nats.RootCAs(c.CA))
 	}
-	nc, err := nats.Connect(c.NATS, options...)
+	nc, err := nats.Connect(c.NATS, append(options, more...)...)
 	if err != nil {
 		return nil, nil, fmt.Errorf("connect to NATS: %w; check --nats", err)
 	}
@@ -76,6 +76,11 @@ func (c Connection) Connect(name string) (*nats.Conn, jetstream.JetStream, error
 	}
 	return nc, js, nil
 }
+
+// Unbuffered makes a connection for requests and their answers: what is published is
+// written at once, by who publishes it, instead of by a goroutine that collects what
+// there is and must be woken for it.
+func Unbuffered() nats.Option { return nats.WriteBufferSize(1) }
 
 // urlUser returns the user of the first of a comma separated list of URLs. The
 // URL itself is kept out of the error, because it may hold a password.

@@ -84,10 +84,15 @@ func (c *Command) Run(ctx context.Context) error {
 		return err
 	}
 	defer drain(nc)
+	requests, _, err := c.Connect("warmpath router "+name+" requests", streams.Unbuffered())
+	if err != nil {
+		return err
+	}
+	defer drain(requests)
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	r, err := New(Config{
-		Pool: c.Pool, Name: name, Policy: c.Policy, Params: c.Param, Seed: c.Seed, Listen: c.Listen,
+		Pool: c.Pool, Name: name, Requests: requests, Policy: c.Policy, Params: c.Param, Seed: c.Seed, Listen: c.Listen,
 		Tokenizer: c.Tokenizer, ChatTemplate: c.ChatTemplate, EngineKind: c.EngineKind, EngineKey: c.EngineKey,
 		Ledger: policy.LedgerConfig{
 			Lease: c.Lease, ReportMaxAge: c.ReportMaxAge, DispatchGrace: c.DispatchGrace, DefaultPrefillRate: c.PrefillRate,

@@ -3,6 +3,8 @@ package router
 import (
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"warmpath/routing/policy"
 )
 
@@ -18,6 +20,9 @@ type Config struct {
 	Params map[string]float64
 	// Seed is mixed into each decision's own seed. Routers of a pool may differ.
 	Seed uint64
+	// Requests is the connection that requests come by, so that they do not wait
+	// behind what is read of the streams. Default: the router's connection.
+	Requests *nats.Conn
 	// Listen is the HTTP address. Default: 127.0.0.1:0, a free port.
 	Listen string
 	// NoService makes a router that decides in its own process only: it has no HTTP

@@ -46,6 +46,8 @@ type reply struct {
 	*pb.RouteResponse
 	textBytes int
 	unkeyed   string
+	// sheet is where the decision's candidates are; released, they are gone.
+	sheet *sheet
 }
 
 func (r *Router) answer(ctx context.Context, q *pb.RouteRequest) reply {
@@ -70,7 +72,7 @@ func (r *Router) answer(ctx context.Context, q *pb.RouteRequest) reply {
 		r.totals.micros.Add(d.DecideUs)
 		r.metrics.decided(d)
 	}
-	return reply{&pb.RouteResponse{Decision: d, Address: to.Address, DataParallelRank: to.DataParallelRank}, a.textBytes, a.unkeyed}
+	return reply{&pb.RouteResponse{Decision: d, Address: to.Address, DataParallelRank: to.DataParallelRank}, a.textBytes, a.unkeyed, a.sheet}
 }
 
 // about puts what is beside the answer into headers.
@@ -137,6 +139,7 @@ func (r *Router) decision(a *asked, s shape, start time.Time) (*pb.Decided, *pb.
 	if a.form.needsTokens() {
 		a.fleet = r.replicas(r.now()) // tokenizing took its time
 	}
+	a.sheet = newSheet(len(a.fleet))
 	d := &pb.Decided{
 		Pool:         a.Pool,
 		Gateway:      a.Gateway,
@@ -150,7 +153,7 @@ func (r *Router) decision(a *asked, s shape, start time.Time) (*pb.Decided, *pb.
 		Keys:         a.keys,
 		Policy:       r.policy,
 		Seed:         decisionSeed(r.cfg.Seed, a.RequestId, a.Attempt),
-		Candidates:   candidates(a.Exclude, s, a.fleet),
+		Candidates:   a.sheet.fill(a.Exclude, s, a.fleet),
 		TokenSource:  a.source,
 	}
 	if a.session != "" {
@@ -217,34 +220,6 @@ func created(d *pb.Decided) []uint64 {
 	return d.Keys
 }
 
-// sheet is a decision's candidates with what they point at, made at once: there is
-// one for every replica, and hundreds of small messages cost more than the decision.
-type sheet struct {
-	candidates []pb.Candidate
-	loads      []pb.LoadTerms
-	ages       []int64
-	indexed    []uint64
-	epochs     []prefix.Epoch
-}
-
-// candidates are the pool's replicas as a request may use them, sorted by id.
-func candidates(exclude []string, s shape, fleet []seen) []*pb.Candidate {
-	n := len(fleet)
-	page := sheet{make([]pb.Candidate, n), make([]pb.LoadTerms, n), make([]int64, n), make([]uint64, n), make([]prefix.Epoch, n)}
-	out := make([]*pb.Candidate, n)
-	for i, f := range fleet {
-		c := &page.candidates[i]
-		c.Replica = f.entry.Replica
-		c.Epoch = page.epochs[i][:copy(page.epochs[i][:], f.entry.Epoch)]
-		c.Ineligible = ineligible(exclude, s, f)
-		c.IndexedBlocks = &page.indexed[i]
-		c.Load = &page.loads[i]
-		c.Load.ReportAgeUs = &page.ages[i]
-		out[i] = c
-	}
-	return out
-}
-
 func ineligible(exclude []string, s shape, f seen) string {
 	switch {
 	case slices.Contains(exclude, f.entry.Replica):
@@ -278,8 +253,7 @@ func (r *Router) fill(d *pb.Decided, matches []prefix.Match, now int64) {
 		}
 		age := c.Load.ReportAgeUs
 		c.Load.ReportAgeUs = nil
-		r.decide.ledger.FillTerms(c.Load, age, c.Replica, now)
-		c.PrefillTokensPerSecond = r.decide.ledger.PrefillRate(c.Replica)
+		c.PrefillTokensPerSecond = r.decide.ledger.FillTerms(c.Load, age, c.Replica, now)
 	}
 	setSuspectFull(d.Candidates)
 }
@@ -310,7 +284,7 @@ func (r *Router) fillMatch(c *pb.Candidate, m *prefix.Match) {
 	*c.IndexedBlocks = uint64(m.Entries)
 	for tier, n := range m.Tiers {
 		if n > 0 {
-			c.Tiers = append(c.Tiers, &pb.TierBlocks{Tier: prefix.Tier(tier).ToProto(), Blocks: uint32(n)})
+			c.Tiers = appendTier(c.Tiers, prefix.Tier(tier).ToProto(), uint32(n))
 		}
 	}
 }

@@ -84,6 +84,7 @@ type asked struct {
 	model, lora, salt, session string
 
 	fleet []seen // what the request may choose from
+	sheet *sheet // and what becomes of it in the decision; nil before
 
 	// keys and tokens are the prompt's; nil and an estimate where they are not
 	// known. source is where tokens came from that were made here, or none.

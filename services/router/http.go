@@ -76,7 +76,7 @@ func notJSON(what string, err error) error {
 
 // answer writes a RouteResponse with the status of its error code.
 func answer(w http.ResponseWriter, req *http.Request, response reply) {
-	body, contentType, err := encode(response.RouteResponse, req.Header.Get("Accept") != contentProtobuf)
+	body, contentType, err := encode(nil, response.RouteResponse, req.Header.Get("Accept") != contentProtobuf)
 	if err != nil {
 		http.Error(w, "encode answer: "+err.Error(), http.StatusInternalServerError)
 		return

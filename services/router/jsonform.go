@@ -17,13 +17,13 @@ const (
 	contentProtobuf = "application/x-protobuf"
 )
 
-// encode is an answer and its content type.
-func encode(response *pb.RouteResponse, inJSON bool) (data []byte, contentType string, err error) {
+// encode appends an answer to dst, and returns its content type.
+func encode(dst []byte, response *pb.RouteResponse, inJSON bool) (data []byte, contentType string, err error) {
 	if inJSON {
-		data, err = protojson.Marshal(response)
+		data, err = protojson.MarshalOptions{}.MarshalAppend(dst, response)
 		return data, contentJSON, err
 	}
-	data, err = decided.AppendAnswer(nil, response)
+	data, err = decided.AppendAnswer(dst, response)
 	return data, contentProtobuf, err
 }
 

@@ -109,6 +109,9 @@ type shape struct {
 // A pool has one of each; while it changes, the one that fits the request is
 // taken, and of several that fit, the one most replicas have.
 func shapeOf(q *asked, fleet []seen) (shape, error) {
+	if s := uniform(fleet); s.blockTokens != 0 && (q.model == "" || q.model == s.model) && fits(q, s.blockTokens) {
+		return s, nil
+	}
 	counts := map[shape]int{}
 	models := map[string]bool{}
 	for _, s := range fleet {
@@ -144,6 +147,24 @@ func shapeOf(q *asked, fleet []seen) (shape, error) {
 		return shape{}, misfit(q, counts)
 	}
 	return best, nil
+}
+
+// uniform is the shape that all live replicas have; the zero shape when they have
+// several or one that is none.
+func uniform(fleet []seen) (s shape) {
+	for _, f := range fleet {
+		if f.dead {
+			continue
+		}
+		one := shape{f.entry.Model, f.entry.BlockTokens}
+		if s == (shape{}) {
+			s = one
+		}
+		if s != one || one.blockTokens > math.MaxInt32 {
+			return shape{}
+		}
+	}
+	return s
 }
 
 // fits says whether the request's keys can be those of its full blocks.

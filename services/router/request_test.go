@@ -128,6 +128,7 @@ func TestADecisionTooLargeForTheServerIsAnError(t *testing.T) {
 	}
 	r := offline(t, 1)
 	r.nc = nc
+	r.cfg.Requests = r.nc
 	q := request(nil)
 	q.PromptTokens, q.TokenIds = 0, make([]uint32, 1<<16) // four times the limit as keys
 	response := r.Decide(context.Background(), q)

@@ -118,6 +118,9 @@ type Router struct {
 // caller's, and must outlive Run.
 func New(cfg Config, nc *nats.Conn, js jetstream.JetStream, reg *prometheus.Registry) (*Router, error) {
 	cfg = cfg.withDefaults()
+	if cfg.Requests == nil {
+		cfg.Requests = nc
+	}
 	if err := streams.ValidName(cfg.Pool); err != nil {
 		return nil, fmt.Errorf("pool: %w; give --pool", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +17,7 @@ import (
 
 	pb "warmpath/schemas/warmpathv1"
 	"warmpath/streams"
+	"warmpath/streams/streamstest"
 )
 
 func TestDecisionsFollowTheCachedPrefix(t *testing.T) {
@@ -270,5 +272,77 @@ func TestEverythingAtOnce(t *testing.T) {
 	}
 	if len(turns) != len(all) {
 		t.Errorf("%d turns for %d decisions", len(turns), len(all))
+	}
+}
+
+// Answers are made where earlier ones were: none shows anything of another, however
+// many are asked for at a time and whatever the fleet is meanwhile.
+func TestAnswersAreTheirOwn(t *testing.T) {
+	e := newEnv(t)
+	var engines []*engine
+	for i := range 5 {
+		engines = append(engines, e.engine(fmt.Sprintf("engine-%d", i)))
+	}
+	r := e.router(Config{})
+	r.knows(5, "live")
+	var last uint64
+	for i, n := range engines {
+		last = n.publish(stored(pb.Tier_TIER_GPU, keysOf(i, 10)), stored(pb.Tier_TIER_CPU, keysOf(i, 20)[10:]))
+	}
+	r.reaches(last)
+	var asking sync.WaitGroup
+	for g := range engines {
+		nc, _ := streamstest.Connect(t, e.nc.ConnectedUrl())
+		asker := &env{t, nc, e.js}
+		questions := make([]*pb.RouteRequest, 100)
+		for i := range questions {
+			questions[i] = request(keysOf(g+50*(i%2), 20)) // nobody holds the others
+			questions[i].DryRun = true
+		}
+		asking.Go(func() {
+			for i, q := range questions {
+				d := asker.ask(q).Decision
+				if len(d.GetCandidates()) < len(engines) || !slices.Equal(d.Keys, q.Keys) {
+					t.Errorf("%d candidates, keys %x", len(d.GetCandidates()), d.GetKeys())
+					return
+				}
+				for at, c := range d.Candidates {
+					tiers := fmt.Sprint(c.Tiers)
+					want, blocks := "[]", uint32(0)
+					if at == g && i%2 == 0 {
+						want, blocks = "[tier:TIER_GPU blocks:10 tier:TIER_CPU blocks:10]", 20
+					}
+					if strings.ReplaceAll(tiers, "  ", " ") != want || c.TotalBlocks != blocks {
+						t.Errorf("%s has %d blocks in %s of prompt %d, want %d in %s", c.Replica, c.TotalBlocks, tiers, g, blocks, want)
+						return
+					}
+				}
+			}
+		})
+	}
+	for i := range 20 { // sheets of other sizes
+		e.engine(fmt.Sprintf("later-%02d", i))
+	}
+	asking.Wait()
+}
+
+// Requests come by a connection of their own where there is one.
+func TestRequestsHaveAConnection(t *testing.T) {
+	e := newEnv(t)
+	n := e.engine("engine-0")
+	requests, _, err := streams.Connection{NATS: e.nc.ConnectedUrl()}.Connect(t.Name(), streams.Unbuffered())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer requests.Close()
+	r := e.router(Config{Requests: requests})
+	r.knows(1, "live")
+	r.reaches(n.holds(keysOf(1, 4)))
+	before := requests.Stats().OutMsgs
+	if d := e.ask(request(keysOf(1, 4))).Decision; d.GetChosen() != "engine-0" {
+		t.Errorf("the answer is %v", d)
+	}
+	if requests.Stats().OutMsgs != before+1 {
+		t.Error("the answer went another way")
 	}
 }

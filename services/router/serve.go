@@ -116,7 +116,9 @@ func (d *desk) read(q question) {
 		return
 	}
 	if !isText(q.request) {
-		r.respond(q, r.answer(context.Background(), q.request))
+		answer := r.answer(context.Background(), q.request)
+		r.respond(q, answer)
+		answer.sheet.release()
 		return
 	}
 	switch d.texts.offer(q) {
@@ -192,7 +194,7 @@ func (r *Router) runService(ctx context.Context) error {
 	desk := r.openDesk()
 	defer desk.close()
 
-	service, err := micro.AddService(r.nc, micro.Config{
+	service, err := micro.AddService(r.cfg.Requests, micro.Config{
 		Name:        serviceName,
 		Version:     serviceVersion,
 		Description: "answers where requests of pool " + r.cfg.Pool + " go",
@@ -211,7 +213,7 @@ func (r *Router) runService(ctx context.Context) error {
 		return fmt.Errorf("join %s: %w", streams.ServiceSubject(r.cfg.Pool), err)
 	}
 	// The server knows of the subscriptions once it answers; ready is after that.
-	if err := flush(ctx, r.nc); err != nil && ctx.Err() == nil {
+	if err := flush(ctx, r.cfg.Requests); err != nil && ctx.Err() == nil {
 		slog.Warn("nats did not confirm that the router joined", "router", r.cfg.Name, "error", err)
 	}
 	slog.Info("router is ready", "router", r.cfg.Name, "pool", r.cfg.Pool, "policy", r.policy.Name, "kv_seq", r.index().Position(), "http", r.Address())
@@ -234,7 +236,7 @@ func (r *Router) leave(service micro.Service) error {
 	if err := service.Stop(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
 		return fmt.Errorf("leave %s: %w", streams.ServiceSubject(r.cfg.Pool), err)
 	}
-	if err := r.nc.FlushTimeout(stopGrace); err != nil {
+	if err := r.cfg.Requests.FlushTimeout(stopGrace); err != nil {
 		slog.Warn("nats did not confirm the router's leave", "router", r.cfg.Name, "error", err)
 	}
 	return nil
@@ -268,17 +270,22 @@ func (r *Router) answerText(q question) {
 	r.respond(q, r.answer(ctx, q.request))
 }
 
+// answers is room for encoded answers.
+var answers = sync.Pool{New: func() any { return new([]byte) }}
+
 // respond sends an answer. Errors stand in the headers of micro services too, so
 // that generic clients see them.
 func (r *Router) respond(q question, response reply) {
-	data, contentType, err := encode(response.RouteResponse, q.answerJSON)
+	room := answers.Get().(*[]byte)
+	data, contentType, err := encode((*room)[:0], response.RouteResponse, q.answerJSON)
+	defer func() { *room = data; answers.Put(room) }() // the connection copies what it sends
 	if err != nil {
 		slog.Error("an answer cannot be encoded", "router", r.cfg.Name, "error", err)
 		return
 	}
-	if limit := r.nc.MaxPayload(); limit > 0 && int64(len(data)) > limit {
+	if limit := r.cfg.Requests.MaxPayload(); limit > 0 && int64(len(data)) > limit {
 		response = r.turnDown(invalid("keys: the decision has %d bytes, and the server's max_payload is %d; use larger blocks, or raise it", len(data), limit))
-		if data, contentType, err = encode(response.RouteResponse, q.answerJSON); err != nil {
+		if data, contentType, err = encode(data[:0], response.RouteResponse, q.answerJSON); err != nil {
 			return
 		}
 	}
@@ -293,7 +300,7 @@ func (r *Router) respond(q question, response reply) {
 		msg.Header.Set(micro.ErrorHeader, response.Error)
 		msg.Header.Set(micro.ErrorCodeHeader, strconv.Itoa(status(response.ErrorCode)))
 	}
-	if err := r.nc.PublishMsg(msg); err != nil {
+	if err := r.cfg.Requests.PublishMsg(msg); err != nil {
 		slog.Debug("an answer could not be sent", "router", r.cfg.Name, "error", err)
 	}
 }
