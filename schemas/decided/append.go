@@ -61,7 +61,7 @@ func (w *writer) decision(d *pb.Decided, candidates []byte) {
 	w.text(8, d.Lora)
 	w.varint(9, uint64(d.BlockTokens))
 	w.varint(10, d.PromptTokens)
-	w.packed(11, d.Keys)
+	w.packed(keysField, d.Keys)
 	w.fixed(12, d.SessionKey)
 	if candidates != nil {
 		w.buf = append(w.buf, candidates...)

@@ -21,6 +21,7 @@ const (
 	replicaField    protowire.Number = 1 // of Candidate
 	requestIDField  protowire.Number = 3
 	attemptField    protowire.Number = 4
+	keysField       protowire.Number = 11
 	candidatesField protowire.Number = 13
 	chosenField     protowire.Number = 14
 )

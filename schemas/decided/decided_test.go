@@ -117,7 +117,11 @@ func TestAppendIsMarshal(t *testing.T) {
 func TestReadInPart(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want := drawn(t, true)
-		answer, p, err := decided.ReadAnswer(marshal(t, want))
+		asked := slices.Clone(want.GetDecision().GetKeys())
+		if rapid.Bool().Draw(t, "other keys") {
+			asked = append(asked, 1)
+		}
+		answer, p, err := decided.ReadAnswer(marshal(t, want), asked)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -180,7 +184,7 @@ func FuzzRead(f *testing.F) {
 		f.Add(marshal(f, a))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		answer, p, err := decided.ReadAnswer(data)
+		answer, p, err := decided.ReadAnswer(data, []uint64{1})
 		want := &pb.RouteResponse{}
 		refused := proto.Unmarshal(data, want)
 		if err != nil || refused != nil {
@@ -189,7 +193,7 @@ func FuzzRead(f *testing.F) {
 			}
 			return // inside candidates not chosen a part may be faulty
 		}
-		if answer.Address != want.Address || p.GetChosen() != want.Decision.GetChosen() || p.GetRequestId() != want.Decision.GetRequestId() {
+		if answer.Address != want.Address || !slices.Equal(p.GetKeys(), want.Decision.GetKeys()) || p.GetChosen() != want.Decision.GetChosen() || p.GetRequestId() != want.Decision.GetRequestId() {
 			t.Fatalf("got %v and %v, want %v", answer, p, want)
 		}
 	})
@@ -228,11 +232,12 @@ func BenchmarkAppendAnswer(b *testing.B) {
 }
 
 func BenchmarkReadAnswer(b *testing.B) {
-	data := marshal(b, pool())
+	a := pool()
+	data := marshal(b, a)
 	b.Run("in part", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if _, _, err := decided.ReadAnswer(data); err != nil {
+			if _, _, err := decided.ReadAnswer(data, a.Decision.Keys); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -1,6 +1,7 @@
 package decided
 
 import (
+	"encoding/binary"
 	"fmt"
 	"slices"
 
@@ -25,13 +26,16 @@ func Whole(d *pb.Decided) Part { return Part{Decided: d} }
 // Read decodes a decision but for the candidates that were not chosen. The part
 // keeps data, which must not be changed any more. It returns an error for what
 // proto.Unmarshal would refuse, but for faults inside those candidates.
-func Read(data []byte) (Part, error) {
+func Read(data []byte) (Part, error) { return read(data, nil) }
+
+// read is Read for who may know the keys already.
+func read(data []byte, known []uint64) (Part, error) {
 	p := Part{Decided: &pb.Decided{}}
-	values := make([][]byte, 0, usualPool)
-	others, first := 0, 0 // where fields that are no candidates begin, and the candidates
+	others, first := 0, 0 // where fields begin that are decoded, and the candidates
 	c := cursor{rest: data}
 	for at := 0; c.next(); at += len(c.field) {
-		if !c.has(candidatesField) {
+		candidate := c.has(candidatesField)
+		if !candidate && !(c.has(keysField) && same(c.bytes(), known)) {
 			continue
 		}
 		if err := merge.Unmarshal(data[others:at], p.Decided); err != nil {
@@ -39,6 +43,12 @@ func Read(data []byte) (Part, error) {
 		}
 		others = at + len(c.field)
 		switch {
+		case !candidate:
+			if p.Keys == nil {
+				p.Keys = known[:len(known):len(known)] // another such field would add to them
+			} else {
+				p.Keys = append(p.Keys, known...)
+			}
 		case p.candidates == nil:
 			first = at
 			fallthrough
@@ -48,7 +58,6 @@ func Read(data []byte) (Part, error) {
 			first = len(data)
 			p.candidates = append(p.candidates, c.field...)
 		}
-		values = append(values, c.bytes())
 	}
 	if c.err != nil {
 		return Part{}, c.err
@@ -56,38 +65,48 @@ func Read(data []byte) (Part, error) {
 	if err := merge.Unmarshal(data[others:], p.Decided); err != nil {
 		return Part{}, err
 	}
-	for _, value := range values {
-		if err := p.choose(value); err != nil {
-			return Part{}, err
-		}
-	}
-	return p, nil
+	return p, p.choose()
 }
 
-// usualPool is the replicas for which reading has room at once.
-const usualPool = 64
+// same says whether packed keys are the known ones.
+func same(packed []byte, known []uint64) bool {
+	if len(known) == 0 || len(packed) != 8*len(known) {
+		return false
+	}
+	for i, k := range known {
+		if binary.LittleEndian.Uint64(packed[8*i:]) != k {
+			return false
+		}
+	}
+	return true
+}
 
 var merge = proto.UnmarshalOptions{Merge: true}
 
-// choose decodes a candidate if it is the chosen one.
-func (p *Part) choose(value []byte) error {
-	c := cursor{rest: value}
-	if c.next() && c.has(replicaField) && string(c.bytes()) != p.Chosen {
-		return nil // encoders write the name first, and once
-	}
-	candidate := &pb.Candidate{}
-	if err := proto.Unmarshal(value, candidate); err != nil {
-		return fmt.Errorf("candidate %q: %w", candidate.Replica, err)
-	}
-	if candidate.Replica == p.Chosen {
-		p.Candidates = append(p.Candidates, candidate)
+// choose decodes the candidate that was chosen.
+func (p *Part) choose() error {
+	all := cursor{rest: p.candidates}
+	for all.next() {
+		value := all.bytes()
+		c := cursor{rest: value}
+		if c.next() && c.has(replicaField) && string(c.bytes()) != p.Chosen {
+			continue // encoders write the name first, and once
+		}
+		candidate := &pb.Candidate{}
+		if err := proto.Unmarshal(value, candidate); err != nil {
+			return fmt.Errorf("candidate %q: %w", candidate.Replica, err)
+		}
+		if candidate.Replica == p.Chosen {
+			p.Candidates = append(p.Candidates, candidate)
+		}
 	}
 	return nil
 }
 
-// ReadAnswer decodes a router's answer: the rest as it is, with the decision, if
-// there is one, apart and in part.
-func ReadAnswer(data []byte) (*pb.RouteResponse, Part, error) {
+// ReadAnswer decodes a router's answer: the decision, if there is one, apart and in
+// part, and the rest. asked are the keys that the question had, or none: an answer
+// repeats them, and the part has them then as they are.
+func ReadAnswer(data []byte, asked []uint64) (*pb.RouteResponse, Part, error) {
 	answer := &pb.RouteResponse{}
 	var decision []byte
 	others := 0
@@ -114,7 +133,7 @@ func ReadAnswer(data []byte) (*pb.RouteResponse, Part, error) {
 	if decision == nil {
 		return answer, Part{}, nil
 	}
-	p, err := Read(decision)
+	p, err := read(decision, asked)
 	return answer, p, err
 }
 

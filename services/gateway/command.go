@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -65,8 +66,16 @@ type ServeCommand struct {
 	OTLPEndpoint         string `name:"otlp-endpoint" help:"OpenTelemetry collector that spans go to, OTLP over HTTP, as in http://localhost:4318. Default: OTEL_EXPORTER_OTLP_ENDPOINT, whose other variables count, too; without either no spans are made." placeholder:"URL"`
 }
 
+// gcPercent lets the heap grow to several times what is live before it is
+// collected: what a request leaves is short-lived, and on few cores a collection is
+// what the slowest requests wait for.
+const gcPercent = 400
+
 // Run serves until ctx ends, then lets requests in flight finish.
 func (c *ServeCommand) Run(ctx context.Context) error {
+	if os.Getenv("GOGC") == "" {
+		defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
+	}
 	name := c.Name
 	if name == "" {
 		name = defaultName()
@@ -76,12 +85,19 @@ func (c *ServeCommand) Run(ctx context.Context) error {
 		return err
 	}
 	defer nc.Close()
+	requests, _, err := c.Connect("warmpath gateway "+name+" requests", streams.Unbuffered())
+	if err != nil {
+		return err
+	}
+	defer requests.Close()
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if tracingConfigured(c.OTLPEndpoint) {
 		otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { slog.Warn("spans were not exported", "error", err) }))
 	}
-	gateway, err := New(c.config(name), nc, js, reg)
+	cfg := c.config(name)
+	cfg.Requests = requests
+	gateway, err := New(cfg, nc, js, reg)
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"warmpath/services/tokensource"
 	"warmpath/streams"
 )
@@ -36,6 +38,9 @@ const (
 type Config struct {
 	// Pool is the pool that requests go to. Required.
 	Pool string
+	// Requests is the connection by which routers are asked, so that they are not
+	// asked behind what is read of the streams. Default: the gateway's connection.
+	Requests *nats.Conn
 	// Name is this gateway's name in events and subjects, unique in the pool.
 	// Default: gateway-<host>-<process id>.
 	Name string

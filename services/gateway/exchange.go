@@ -39,7 +39,7 @@ type exchange struct {
 	// decided is of the current attempt, of its candidates with the chosen one at
 	// least; nil before the first.
 	decided    *pb.Decided
-	handed     *handover   // of the current attempt
+	handed     *handover // of the current attempt
 	answer     answer
 	httpStatus int // what the engine answered; 0 before it did
 	recorded   bool

@@ -14,6 +14,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"crypto/tls"
@@ -119,7 +120,7 @@ func New(cfg Config, nc *nats.Conn, js jetstream.JetStream, reg *prometheus.Regi
 	g.health = newHealth(cfg, g.healthChanged)
 	g.publisher = streams.NewPublisher(js, streams.PublisherConfig{Name: cfg.Name, OnGap: g.gap})
 	g.metrics = newMetrics(reg, g)
-	g.router = newRouterClient(nc, cfg.Pool, cfg.RouterBudget, g.circuitChanged)
+	g.router = newRouterClient(cmp.Or(cfg.Requests, nc), cfg.Pool, cfg.RouterBudget, g.circuitChanged)
 	g.handler = g.routes(reg)
 	if g.listener, err = net.Listen("tcp", cfg.Listen); err != nil {
 		return nil, errors.Join(fmt.Errorf("listen on %s: %w; choose another --listen", cfg.Listen, err), g.Close())

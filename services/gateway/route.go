@@ -98,7 +98,7 @@ func (c *routerClient) ask(ctx context.Context, request *pb.RouteRequest) (answe
 		defer c.late.Done()
 		life, cancel := context.WithTimeout(c.life, max(c.budget, lateAnswer))
 		defer cancel()
-		answer, cause := c.exchange(life, data)
+		answer, cause := c.exchange(life, data, request.Keys)
 		if life.Err() == nil && time.Since(sent) > c.budget {
 			c.circuit.late() // nobody waits any more, but there is a router
 		}
@@ -133,8 +133,8 @@ func (c *routerClient) ask(ctx context.Context, request *pb.RouteRequest) (answe
 	}
 }
 
-// exchange sends one request and reads its answer.
-func (c *routerClient) exchange(ctx context.Context, data []byte) (routerAnswer, string) {
+// exchange sends one request, which has these keys, and reads its answer.
+func (c *routerClient) exchange(ctx context.Context, data []byte, keys []uint64) (routerAnswer, string) {
 	reply, err := c.nc.RequestWithContext(ctx, c.subject, data)
 	switch {
 	case errors.Is(err, nats.ErrNoResponders):
@@ -146,7 +146,7 @@ func (c *routerClient) exchange(ctx context.Context, data []byte) (routerAnswer,
 	case reply.Header.Get("Nats-Service-Error-Code") != "":
 		return routerAnswer{}, causeFailed
 	}
-	answer, decision, err := decided.ReadAnswer(reply.Data)
+	answer, decision, err := decided.ReadAnswer(reply.Data, keys)
 	if err != nil {
 		return routerAnswer{}, causeBadAnswer
 	}

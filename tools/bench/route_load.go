@@ -74,7 +74,7 @@ func (p *askedPool) one(ctx context.Context, t *loadTimes, n int, request *pb.Ro
 	back := time.Now()
 	var d decided.Part
 	if err == nil {
-		_, d, err = decided.ReadAnswer(data)
+		_, d, err = decided.ReadAnswer(data, asked.keys)
 	}
 	end := time.Now()
 	if err != nil || d.Decided == nil {
