@@ -117,9 +117,10 @@ func (b *bench) onServer(f func(*natsserver.Server) error) error {
 	return serve(dir, f)
 }
 
-// decisions measures a request from the moment when it is due until its decision
-// is decoded, and what share of that each step takes. The floor is a message of
-// the same size there and one of the answer's size back, answered at once.
+// decisions measures a request from the moment when its gateway has it until it has
+// the decision, and what share of that each step takes; beside it, how much later
+// than due the machine let the gateway begin. The floor is a message of the same
+// size there and one of the answer's size back, answered at once.
 func (b *bench) decisions(ctx context.Context, server *natsserver.Server, rate float64, length time.Duration, model string) error {
 	p, err := b.openPool(ctx, server, rate, "http://127.0.0.1:1", nil) // nothing is sent there
 	if err != nil {
@@ -131,7 +132,7 @@ func (b *bench) decisions(ctx context.Context, server *natsserver.Server, rate f
 		return err
 	}
 	defer e.stop()
-	var p50, p99, late pair
+	var p50, p99, due50, due99, late pair
 	var steps stepTimes
 	undecided, astray := 0, 0
 	for range b.rounds {
@@ -147,6 +148,8 @@ func (b *bench) decisions(ctx context.Context, server *natsserver.Server, rate f
 		astray += got.astray
 		p50.floors, p50.values = append(p50.floors, median(floor.total)), append(p50.values, median(got.total))
 		p99.floors, p99.values = append(p99.floors, quantile(floor.total, 0.99)), append(p99.values, quantile(got.total, 0.99))
+		due50.floors, due50.values = append(due50.floors, median(floor.sinceDue)), append(due50.values, median(got.sinceDue))
+		due99.floors, due99.values = append(due99.floors, quantile(floor.sinceDue, 0.99)), append(due99.values, quantile(got.sinceDue, 0.99))
 		late.values = append(late.values, median(got.late))
 		steps.add(floor, got)
 	}
@@ -159,7 +162,9 @@ func (b *bench) decisions(ctx context.Context, server *natsserver.Server, rate f
 		{p99.figure(name+", p99", "ms"), valueAtMost(maxRouteTail)},
 		{Figure{Name: "requests without a decision", Value: float64(undecided), Unit: "requests"}, valueAtMost(0)},
 		{Figure{Name: "requests sent to another replica than the one that holds their prefix", Value: float64(astray), Unit: "requests"}, valueAtMost(0)},
-		{late.figure("machine: sent later than due, p50", "ms"), nil},
+		{late.figure("machine: began later than due, p50", "ms"), nil},
+		{due50.figure("machine: the same since the request was due, p50", "ms"), nil},
+		{due99.figure("machine: the same since the request was due, p99", "ms"), nil},
 	} {
 		if err := b.report(one.f, one.limit); err != nil {
 			return err

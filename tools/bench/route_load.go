@@ -27,11 +27,12 @@ const (
 	checkEvery = 16
 )
 
-// loadTimes are the milliseconds of requests: from when they were due, and the
-// parts of that.
+// loadTimes are the milliseconds of requests: from when their gateway had them, and
+// the parts of that; how much later that was than they were due, and both together.
 type loadTimes struct {
-	mu                                  sync.Mutex
-	total, late, encode, decide, decode []float64
+	mu                            sync.Mutex
+	total, encode, decide, decode []float64
+	late, sinceDue                []float64
 	// undecided got no decision, and astray one for a replica that does not hold
 	// their prefix.
 	undecided, astray int
@@ -93,7 +94,8 @@ func (p *askedPool) one(ctx context.Context, t *loadTimes, n int, request *pb.Ro
 	if d.Chosen != p.names[asked.owner] {
 		t.astray++
 	}
-	t.total = append(t.total, milliseconds(end.Sub(due)))
+	t.total = append(t.total, milliseconds(end.Sub(began)))
+	t.sinceDue = append(t.sinceDue, milliseconds(end.Sub(due)))
 	t.late = append(t.late, milliseconds(began.Sub(due)))
 	t.encode = append(t.encode, milliseconds(sent.Sub(began)))
 	t.decode = append(t.decode, milliseconds(end.Sub(back)))
@@ -232,7 +234,8 @@ func (e *echo) load(ctx context.Context, rate float64, length time.Duration) (*l
 			}
 			t.mu.Lock()
 			defer t.mu.Unlock()
-			t.total = append(t.total, milliseconds(end.Sub(due)))
+			t.total = append(t.total, milliseconds(end.Sub(began)))
+			t.sinceDue = append(t.sinceDue, milliseconds(end.Sub(due)))
 			t.late = append(t.late, milliseconds(began.Sub(due)))
 			t.fault = errors.Join(t.fault, err)
 		}
@@ -241,14 +244,14 @@ func (e *echo) load(ctx context.Context, rate float64, length time.Duration) (*l
 }
 
 // stepTimes are what the steps of a request take at the median, round by round.
-type stepTimes struct{ late, encode, wire, decide, decode, rest, whole []float64 }
+type stepTimes struct{ encode, wire, decide, decode, rest, whole []float64 }
 
 func (s *stepTimes) add(floor, got *loadTimes) {
-	late, encode, decide, decode, whole := median(got.late), median(got.encode), median(got.decide), median(got.decode), median(got.total)
-	wire := max(0, median(floor.total)-median(floor.late))
-	s.late, s.encode, s.wire = append(s.late, late), append(s.encode, encode), append(s.wire, wire)
+	encode, decide, decode, whole := median(got.encode), median(got.decide), median(got.decode), median(got.total)
+	wire := median(floor.total)
+	s.encode, s.wire = append(s.encode, encode), append(s.wire, wire)
 	s.decide, s.decode, s.whole = append(s.decide, decide), append(s.decode, decode), append(s.whole, whole)
-	s.rest = append(s.rest, max(0, whole-late-encode-wire-decide-decode))
+	s.rest = append(s.rest, max(0, whole-encode-wire-decide-decode))
 }
 
 // report prints each step and its share of the whole.
@@ -258,7 +261,7 @@ func (s *stepTimes) report(b *bench) error {
 		name   string
 		values []float64
 	}{
-		{"sent later than due", s.late}, {"encode the request", s.encode}, {"NATS there and back, the floor", s.wire},
+		{"encode the request", s.encode}, {"NATS there and back, the floor", s.wire},
 		{"decide", s.decide}, {"wait, decode and encode in the router", s.rest}, {"decode the answer", s.decode},
 	} {
 		value := median(step.values)

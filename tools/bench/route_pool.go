@@ -52,11 +52,16 @@ func (b *bench) openPool(ctx context.Context, server *natsserver.Server, rate fl
 	if err != nil {
 		return nil, err
 	}
+	requests, _, err := streams.Connection{NATS: server.URL("")}.Connect("warmpath bench requests", streams.Unbuffered())
+	if err != nil {
+		nc.Close()
+		return nil, err
+	}
 	p := &askedPool{
 		fleet: newFleet(b.routedShape()), server: server, address: address,
 		publisher: streams.NewPublisher(js, streams.PublisherConfig{Name: "warmpath bench"}),
 		request: func(ctx context.Context, subject string, data []byte) ([]byte, error) {
-			m, err := nc.RequestWithContext(ctx, subject, data)
+			m, err := requests.RequestWithContext(ctx, subject, data)
 			if err != nil {
 				return nil, err
 			}
@@ -83,6 +88,7 @@ func (b *bench) openPool(ctx context.Context, server *natsserver.Server, rate fl
 		_ = p.publisher.Flush(ending) // the last batches are nobody's any more
 		_ = p.publisher.Close()
 		nc.Close()
+		requests.Close()
 	}
 	starting, cancel := context.WithTimeout(ctx, coldWithin)
 	defer cancel()
