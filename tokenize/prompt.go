@@ -37,7 +37,10 @@ func (s *scanner) prompt(i int) (int, error) {
 		return next, err
 	}
 	if next = skipSpace(s.json, next); next < len(s.json) && s.json[next] == ',' {
-		return next, ErrSeveralPrompts
+		r.Text, r.PromptKind = "", SeveralPrompts
+		next, err = skipValue(s.json, i, 0)
+		r.PromptBytes = next - i
+		return next, err
 	}
 	if next >= len(s.json) || s.json[next] != ']' {
 		return next, unexpected(s.json, next, "']' after the prompt")

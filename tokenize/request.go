@@ -19,6 +19,8 @@ const (
 	TextPrompt
 	// IDPrompt: one array of token ids.
 	IDPrompt
+	// SeveralPrompts: an array of more than one prompt, which is not read further.
+	SeveralPrompts
 )
 
 // Request is what routing and forwarding need of a /v1/completions or
@@ -31,6 +33,8 @@ type Request struct {
 	Text       string
 	// IDs are appended to the slice that ScanRequest was given.
 	IDs []uint32
+	// PromptBytes is the JSON length of several prompts; 0 for any other.
+	PromptBytes int
 	// Messages and Tools are the raw values, parts of the body; nil when absent or null.
 	Messages json.RawMessage
 	Tools    json.RawMessage
@@ -68,9 +72,6 @@ type TemplateArgs struct {
 	AddSpecialTokens     *bool
 }
 
-// ErrSeveralPrompts is returned for a body with more than one prompt.
-var ErrSeveralPrompts = errors.New("prompt: several prompts in one request; send one request for each")
-
 // ScanRequest reads a request body in one pass. Token ids are appended to ids,
 // which may be nil or a slice to reuse. The body must be one JSON object in
 // UTF-8 with nothing after it. A member that is read here and given twice is
@@ -78,7 +79,8 @@ var ErrSeveralPrompts = errors.New("prompt: several prompts in one request; send
 // cache's tenant salt. The returned Messages and Tools alias body; everything
 // else is copied. Errors name the member, and for broken JSON the byte.
 //
-// A prompt may be a string, an array of ids, or an array of exactly one such.
+// A prompt may be a string, an array of ids, or an array of such. Of several only
+// the length is read; whether they are of one kind is for the engine to say.
 func ScanRequest(body []byte, ids []uint32) (Request, error) {
 	r := Request{MaxTokens: -1, IDs: ids}
 	if err := checkUTF8(body); err != nil {

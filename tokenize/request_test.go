@@ -2,7 +2,6 @@ package tokenize_test
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -79,11 +78,8 @@ func TestScanRequestRefuses(t *testing.T) {
 		{`{"cache_salt":"a","cache\u005fsalt":"b"}`, "cache_salt: given twice"},
 		{`{"prompt":[1],"prompt":[2]}`, "prompt: given twice"},
 		{`{"stream_options":{"include_usage":true,"include_usage":false}}`, "stream_options: include_usage: given twice"},
-		{`{"prompt":["a","b"]}`, "send one request for each"},
-		{`{"prompt":[[1],[2]]}`, "send one request for each"},
 		{`{"prompt":[1,2.5]}`, "prompt: byte 14: found '.', expected a token id"},
 		{`{"prompt":5}`, "prompt: byte 10"},
-		{`{"prompt":["a",1]}`, "send one request for each"},
 		{`{"stream":"yes"}`, "stream: byte 10: found '\"', expected true or false"},
 		{`{"model":5}`, "model: byte 9"},
 		{`{"max_tokens":-1}`, "max_tokens: byte 14"},
@@ -104,8 +100,19 @@ func TestScanRequestRefuses(t *testing.T) {
 			t.Errorf("%.60s: got %v, want %q", c.in, err, c.words)
 		}
 	}
-	if _, err := tokenize.ScanRequest([]byte(`{"prompt":["a","b"]}`), nil); !errors.Is(err, tokenize.ErrSeveralPrompts) {
-		t.Errorf("got %v", err)
+}
+
+func TestSeveralPrompts(t *testing.T) {
+	for prompts, valid := range map[string]bool{
+		`["a","b"]`: true, `[[1],[2, 3]]`: true, `[ [1] , "b" ]`: true, `["a",]`: false, `["a","b"`: false, `["a",nul]`: false, `[[1],[2]`: false,
+	} {
+		r, err := tokenize.ScanRequest([]byte(`{"prompt":`+prompts+`,"max_tokens":3}`), []uint32{7})
+		if valid != (err == nil) {
+			t.Errorf("%s: %v", prompts, err)
+		}
+		if valid && (r.PromptKind != tokenize.SeveralPrompts || r.PromptBytes != len(prompts) || r.Text != "" || len(r.IDs) != 1 || r.MaxTokens != 3) {
+			t.Errorf("%s: %+v", prompts, r)
+		}
 	}
 }
 

@@ -34,8 +34,8 @@ func read(data []byte, known []uint64) (Part, error) {
 	others, first := 0, 0 // where fields begin that are decoded, and the candidates
 	c := cursor{rest: data}
 	for at := 0; c.next(); at += len(c.field) {
-		candidate := c.has(candidatesField)
-		if !candidate && !(c.has(keysField) && same(c.bytes(), known)) {
+		candidate, keys := c.has(candidatesField), c.has(keysField) && same(c.bytes(), known)
+		if !candidate && !keys {
 			continue
 		}
 		if err := merge.Unmarshal(data[others:at], p.Decided); err != nil {
@@ -43,7 +43,7 @@ func read(data []byte, known []uint64) (Part, error) {
 		}
 		others = at + len(c.field)
 		switch {
-		case !candidate:
+		case keys:
 			if p.Keys == nil {
 				p.Keys = known[:len(known):len(known)] // another such field would add to them
 			} else {

@@ -163,15 +163,19 @@ func TestPromptWithoutTokenIDs(t *testing.T) {
 	g := e.gateway(1, Config{Tokenizer: TokenizerClient})
 	g.mustAsk(prompt(40, ""), "X-Request-Id", "ids")
 	g.mustAsk(`{"prompt":"`+strings.Repeat("word ", 40)+`"}`, "X-Request-Id", "text")
+	g.mustAsk(`{"prompt":["`+strings.Repeat("word ", 20)+`","`+strings.Repeat("word ", 19)+`"]}`, "X-Request-Id", "several")
 	all := e.stories(g)
+	if d := all["several"].decided[0]; d.Decider != "router-test" || len(d.Keys) != 0 || d.PromptTokens != 50 || d.TokenSource != SourceNone {
+		t.Errorf("got %v; several prompts have no keys in common", d)
+	}
 	if d := all["ids"].decided[0]; d.Reason != pb.DecisionReason_DECISION_REASON_SCORE || len(d.Keys) != 10 || d.TokenSource != SourceClient {
 		t.Errorf("got %v", d)
 	}
 	if d := all["text"].decided[0]; d.Decider != "router-test" || len(d.Keys) != 0 || d.PromptTokens != 50 || d.TokenSource != SourceNone {
 		t.Errorf("got %v; without ids the router still knows the load", d)
 	}
-	if g.metric("unkeyed_requests_total") != 1 {
-		t.Error("the request without ids was not counted")
+	if g.metric("unkeyed_requests_total") != 2 {
+		t.Error("a request without ids was not counted")
 	}
 }
 

@@ -27,7 +27,6 @@ func TestRefusals(t *testing.T) {
 	}{
 		{"POST", completionsPath, `{"prompt":[1,2`, 400, "prompt", []string{"byte 14", "the end"}},
 		{"POST", completionsPath, `{"prompt":[1,-2]}`, 400, "prompt", []string{"byte 13", "token id"}},
-		{"POST", completionsPath, `{"prompt":["a","b"]}`, 400, "prompt", []string{"send one request for each"}},
 		{"POST", completionsPath, `{"prompt":[]}`, 400, "prompt", []string{"empty"}},
 		{"POST", completionsPath, `{"model":"` + testModel + `"}`, 400, "prompt", []string{"missing"}},
 		{"POST", completionsPath, `not json`, 400, "", []string{"byte 0"}},

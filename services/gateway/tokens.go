@@ -59,8 +59,13 @@ func (g *Gateway) tokens(ctx context.Context, rq *request, scanned *tokenize.Req
 			return refuse("messages", errors.New("messages: missing; send an array of objects with role and content"))
 		}
 	default:
-		if scanned.PromptKind == tokenize.NoPrompt {
+		switch scanned.PromptKind {
+		case tokenize.NoPrompt:
 			return refuse("prompt", errors.New("prompt: missing; send a string or an array of token ids"))
+		case tokenize.SeveralPrompts: // each has blocks of its own
+			rq.unkeyed(scanned.PromptBytes)
+			g.metrics.unkeyed.Inc()
+			return nil
 		}
 	}
 	root := blockkey.Root(rq.model, rq.lora, rq.salt)

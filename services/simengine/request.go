@@ -235,6 +235,9 @@ func promptTokens(scanned *tokenize.Request, chat bool) ([]uint32, *apiError) {
 	case tokenize.TextPrompt:
 		return tokenize.Bytes{}.Text(scanned.Text), nil
 	}
+	if scanned.PromptKind == tokenize.SeveralPrompts {
+		return nil, invalid("prompt", "prompt: several prompts in one request; this engine takes one")
+	}
 	return nil, invalid("prompt", "prompt: missing; send a string or an array of token ids")
 }
 

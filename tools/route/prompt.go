@@ -41,6 +41,8 @@ func scan(body []byte) (*request, error) {
 		return nil, errors.New("there are messages and a prompt; give one of them")
 	case scanned.PromptKind == tokenize.IDPrompt:
 		in.kind = kindTokens
+	case scanned.PromptKind == tokenize.SeveralPrompts:
+		return nil, errors.New("there are several prompts, which gateways route by load alone; give one")
 	default:
 		in.kind = kindCompletion
 	}
