@@ -69,6 +69,8 @@ func TestTokenize(t *testing.T) {
 		{"rendered", "", []string{"--chat", chat, "--render"}, prompt + promptIDs},
 		{"no generation prompt", `{"messages":[{"role":"user","content":"hello"}],"add_generation_prompt":false}`, []string{"--chat", "-"}, "267 84 82 68 81 198 259 268 198\n"},
 		{"template", "", []string{"--chat", chat, "--chat-template", write(t, "t.jinja", "{{ messages[0].content }}"), "--render"}, "hello\n259\n"},
+		{"date", "", []string{"--chat", chat, "--chat-template", write(t, "t.jinja", "{{ strftime_now('%d %b %Y') }}"), "--render", "--date", "2025-02-03", "--json"},
+			`{"model":"tiny","rendered":"03 Feb 2025","count":11,"ids":[15,18,220,37,68,65,220,17,15,17,20]}` + "\n"},
 		{"engine", `[{"role":"assistant","content":"hello"}]`, []string{"--chat", "-", "--engine", "sglang", "--chat-template", write(t, "t.jinja", "{{ messages[0].role }}"), "--render", "--json"},
 			`{"model":"tiny","rendered":"user","count":4,"ids":[84,82,68,81]}` + "\n"},
 		{"verbatim", `[{"role":"user","content":"hello","x":"hello"}]`, []string{"--chat", "-", "--verbatim", "--chat-template", write(t, "t.jinja", "{{ messages[0].x }}")}, "259\n"},
