@@ -15,6 +15,7 @@ import (
 	"go.opentelemetry.io/otel"
 
 	"warmpath/services/gateway/apikey"
+	"warmpath/services/tokensource"
 	"warmpath/streams"
 )
 
@@ -34,13 +35,12 @@ func (Command) Help() string {
 type ServeCommand struct {
 	streams.Connection
 
-	Pool          string        `required:"" env:"WARMPATH_POOL" help:"Pool of replicas that serves the requests."`
-	Name          string        `env:"WARMPATH_NAME" help:"Name of this gateway in events and subjects, unique in the pool. Default: gateway-<host>-<process id>."`
-	Listen        string        `help:"Address of the OpenAI API, /v1/mismatches, /health and /metrics." default:"127.0.0.1:7000"`
-	RouterBudget  time.Duration `help:"How long a request waits for the router before the gateway decides by itself, in HRW order by prefix." default:"50ms"`
-	Tokenizer     string        `help:"How prompts become tokens, the same as in the engines: the folder of the model (tokenizer.json and chat template), engine (ask the engines' /tokenize), bytes (simulated engines), client (the prompt is an array of token ids)." default:"bytes" placeholder:"DIR|engine|bytes|client"`
-	ChatTemplate  string        `type:"existingfile" help:"Chat template that the engines were given in place of the model's own." placeholder:"FILE"`
-	EngineKind    string        `help:"Whose rules a chat template is rendered by: vllm (trtllm is the same) or sglang." enum:"vllm,sglang,trtllm" default:"vllm"`
+	Pool         string        `required:"" env:"WARMPATH_POOL" help:"Pool of replicas that serves the requests."`
+	Name         string        `env:"WARMPATH_NAME" help:"Name of this gateway in events and subjects, unique in the pool. Default: gateway-<host>-<process id>."`
+	Listen       string        `help:"Address of the OpenAI API, /v1/mismatches, /health and /metrics." default:"127.0.0.1:7000"`
+	RouterBudget time.Duration `help:"How long a request waits for the router before the gateway decides by itself, in HRW order by prefix." default:"50ms"`
+	Tokenizer    string        `help:"How prompts become tokens, the same as in the engines: the folder of the model (tokenizer.json and chat template), engine (ask the engines' /tokenize), bytes (simulated engines), client (the prompt is an array of token ids)." default:"bytes" placeholder:"DIR|engine|bytes|client"`
+	tokensource.Rendering
 	WithoutEvents bool          `help:"The pool's engines publish no KV events, and that is meant so: no alarm about it."`
 	Clock         string        `help:"What times outcomes: wall (measured here), model (the warmpath_timing of simulated engines)." enum:"wall,model" default:"wall"`
 	LoRA          []string      `name:"lora" help:"LoRA adapter that requests may name as their model, beside those that the fleet lists; repeat for several."`
@@ -111,7 +111,7 @@ func (c *ServeCommand) config(name string) Config {
 	}
 	return Config{
 		Pool: c.Pool, Name: name, Listen: c.Listen, RouterBudget: c.RouterBudget, Tokenizer: c.Tokenizer, Clock: c.Clock,
-		ChatTemplate: c.ChatTemplate, EngineKind: c.EngineKind, WithoutEvents: c.WithoutEvents,
+		Rendering: c.Rendering, WithoutEvents: c.WithoutEvents,
 		LoRAs: c.LoRA, MaxBody: c.MaxBody, MaxBodies: c.MaxBodies, MaxConcurrent: c.MaxConcurrent, MaxAttempts: c.MaxAttempts,
 		Queue: queue, QueueTimeout: c.QueueTimeout, FailuresToSkip: c.FailuresToSkip, SkipFor: c.SkipFor,
 		DialTimeout: c.DialTimeout, ModelTimeout: c.ModelTimeout, IdleTimeout: c.IdleTimeout, DrainTimeout: c.DrainTimeout,

@@ -54,9 +54,9 @@ type Config struct {
 	// TokenizerBytes (default), TokenizerEngine or TokenizerClient. Not used when
 	// Tokens is set.
 	Tokenizer string
-	// ChatTemplate is a file that replaces the model folder's template, and
-	// EngineKind whose rules it is rendered by: vllm (default) or sglang.
-	ChatTemplate, EngineKind string
+	// Rendering is how the pool's engines make prompts of chats, for the folder of a
+	// model.
+	tokensource.Rendering
 	// WithoutEvents says that replicas without KV events are meant to be so.
 	WithoutEvents bool
 	// Tokens turns prompts into tokens, if Tokenizer is not to do it.

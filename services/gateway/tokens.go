@@ -33,7 +33,7 @@ func (g *Gateway) newSource(reg prometheus.Registerer) (TokenSource, error) {
 		return g.cfg.Tokens, nil
 	}
 	return tokensource.Named(g.cfg.Tokenizer, tokensource.Config{
-		ChatTemplate: g.cfg.ChatTemplate, EngineKind: g.cfg.EngineKind, EngineKey: g.cfg.EngineKey, Engines: g.engines, Registerer: reg,
+		Rendering: g.cfg.Rendering, EngineKey: g.cfg.EngineKey, Engines: g.engines, Registerer: reg,
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"warmpath/routing/policy"
+	"warmpath/services/tokensource"
 	"warmpath/streams"
 )
 
@@ -27,10 +28,9 @@ type Command struct {
 	Param  map[string]float64 `placeholder:"NAME=VALUE" help:"Policy parameter in place of its default. May be repeated."`
 	Seed   uint64             `default:"1" help:"Seed of the decisions' randomness."`
 
-	Tokenizer    string `default:"client" placeholder:"FOLDER" help:"How prompts given as text become tokens, the same as in the engines: the folder of a model (tokenizer.json and chat template), engine (they are asked), bytes (simulated engines), or client, the default: requests give token ids or keys."`
-	ChatTemplate string `type:"existingfile" placeholder:"FILE" help:"Chat template that the engines were given in place of the model's own."`
-	EngineKind   string `enum:"vllm,sglang,trtllm" default:"vllm" help:"Whose rules a chat template is rendered by: vllm (trtllm is the same) or sglang."`
-	EngineKey    string `env:"WARMPATH_ENGINE_KEY" placeholder:"KEY" help:"API key that engines are shown when they are asked for tokens; best given by the environment."`
+	Tokenizer string `default:"client" placeholder:"FOLDER" help:"How prompts given as text become tokens, the same as in the engines: the folder of a model (tokenizer.json and chat template), engine (they are asked), bytes (simulated engines), or client, the default: requests give token ids or keys."`
+	tokensource.Rendering
+	EngineKey string `env:"WARMPATH_ENGINE_KEY" placeholder:"KEY" help:"API key that engines are shown when they are asked for tokens; best given by the environment."`
 
 	Lease         time.Duration `default:"10m" help:"How long a decision without an outcome counts as in flight."`
 	ReportMaxAge  time.Duration `default:"10s" help:"How old a load report may be and still be believed."`
@@ -93,7 +93,7 @@ func (c *Command) Run(ctx context.Context) error {
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	r, err := New(Config{
 		Pool: c.Pool, Name: name, Requests: requests, Policy: c.Policy, Params: c.Param, Seed: c.Seed, Listen: c.Listen,
-		Tokenizer: c.Tokenizer, ChatTemplate: c.ChatTemplate, EngineKind: c.EngineKind, EngineKey: c.EngineKey,
+		Tokenizer: c.Tokenizer, Rendering: c.Rendering, EngineKey: c.EngineKey,
 		Ledger: policy.LedgerConfig{
 			Lease: c.Lease, ReportMaxAge: c.ReportMaxAge, DispatchGrace: c.DispatchGrace, DefaultPrefillRate: c.PrefillRate,
 		},

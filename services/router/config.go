@@ -6,6 +6,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"warmpath/routing/policy"
+	"warmpath/services/tokensource"
 )
 
 // Config is what one router is. Only Pool must be given: New puts the default
@@ -32,9 +33,9 @@ type Config struct {
 	// engines: TokenizerBytes, TokenizerEngine, or the folder of a model with
 	// tokenizer.json and chat template. Default: TokenizerClient, which is none.
 	Tokenizer string
-	// ChatTemplate is a file that replaces the model folder's template, and
-	// EngineKind whose rules it is rendered by: vllm (default) or sglang.
-	ChatTemplate, EngineKind string
+	// Rendering is how the pool's engines make prompts of chats, for the folder of a
+	// model.
+	tokensource.Rendering
 	// EngineKey is shown to engines that are asked for tokens; empty for none.
 	EngineKey string
 	// Tokens is used in place of Tokenizer when it is set.

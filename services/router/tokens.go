@@ -56,7 +56,7 @@ func (r *Router) newTexts(reg prometheus.Registerer) (texts, error) {
 		slots = engineQuestions
 	}
 	source, err := tokensource.Named(r.cfg.Tokenizer, tokensource.Config{
-		ChatTemplate: r.cfg.ChatTemplate, EngineKind: r.cfg.EngineKind, EngineKey: r.cfg.EngineKey, Engines: r.engines, Registerer: reg,
+		Rendering: r.cfg.Rendering, EngineKey: r.cfg.EngineKey, Engines: r.engines, Registerer: reg,
 	})
 	if err != nil {
 		return texts{}, err

@@ -3,10 +3,6 @@ package tokensource
 import (
 	"fmt"
 	"log/slog"
-	"os"
-
-	"warmpath/tokenize/chat"
-	"warmpath/tokenize/model"
 )
 
 // Named makes the source that a --tokenizer flag names: "bytes" for simulated
@@ -23,16 +19,9 @@ func Named(tokenizer string, cfg Config) (*Source, error) {
 	case string(Engine):
 		cfg.Mode = Engine
 	default:
-		var options model.Options
-		if cfg.EngineKind == "sglang" {
-			options.Chat.Engine = chat.SGLang
-		}
-		if cfg.ChatTemplate != "" {
-			text, err := os.ReadFile(cfg.ChatTemplate)
-			if err != nil {
-				return nil, fmt.Errorf("--chat-template: %w", err)
-			}
-			options.ChatTemplate = string(text)
+		options, err := cfg.Options()
+		if err != nil {
+			return nil, err
 		}
 		m, cuts, err := Load(tokenizer, options)
 		if err != nil {

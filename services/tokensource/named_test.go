@@ -30,13 +30,18 @@ func TestNamedTakesATemplate(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
 		"tokenizer.json": `{"added_tokens":[],"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]}}`,
-		"given.jinja":    `{% for m in messages %}{{ m.content }}b{% endfor %}`,
+		"given.jinja":    `{% for m in messages %}{{ m.content }}{{ last }}{% endfor %}`,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	s, err := Named(dir, Config{ChatTemplate: filepath.Join(dir, "given.jinja")})
+	for _, wrong := range []Rendering{{TemplateArgs: "{"}, {TemplateArgs: "[1]"}, {TemplateArgs: "null"}, {ContentFormat: "list"}} {
+		if _, err := Named(dir, Config{Rendering: wrong}); err == nil || !strings.Contains(err.Error(), "-chat-template-") {
+			t.Errorf("%+v: %v", wrong, err)
+		}
+	}
+	s, err := Named(dir, Config{Rendering: Rendering{ChatTemplate: filepath.Join(dir, "given.jinja"), TemplateArgs: `{"last":"b"}`}})
 	if err != nil {
 		t.Fatal(err)
 	}

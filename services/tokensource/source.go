@@ -49,11 +49,9 @@ type Config struct {
 	Cuts keycache.Cuts
 	// CacheBytes bounds the memory of prefixes; default as keycache.Config.
 	CacheBytes int64
-	// EngineKind is the kind of the pool's engines, as the fleet says it. In
-	// process, sglang leaves tools out where tool_choice is none; others do not.
-	EngineKind string
-	// ChatTemplate is a file that replaces the model's template, for Named.
-	ChatTemplate string
+	// Rendering is how the pool's engines make prompts of chats. All but EngineKind
+	// is for Named.
+	Rendering
 
 	// Engines returns the live replicas; required for Engine, and for falling back
 	// to it. It must be safe for concurrent use.

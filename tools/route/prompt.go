@@ -119,10 +119,10 @@ func (r *routers) shape(ctx context.Context, name string, q *pb.RouteRequest) (*
 
 // source is what --tokenizer names.
 func (c *Command) source() (*tokensource.Source, error) {
-	cfg := tokensource.Config{Timeout: c.Timeout, EngineKey: c.EngineKey, EngineKind: c.Engine}
+	cfg := tokensource.Config{Timeout: c.Timeout, EngineKey: c.EngineKey, Rendering: c.Rendering}
 	name := c.Tokenizer
 	if strings.HasPrefix(name, "http://") || strings.HasPrefix(name, "https://") {
-		one := tokensource.Replica{Name: name, Address: strings.TrimRight(name, "/"), Kind: c.Engine}
+		one := tokensource.Replica{Name: name, Address: strings.TrimRight(name, "/"), Kind: c.EngineKind}
 		cfg.Engines = func() []tokensource.Replica { return []tokensource.Replica{one} }
 		name = string(tokensource.Engine)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	pb "warmpath/schemas/warmpathv1"
+	"warmpath/services/tokensource"
 	"warmpath/streams"
 )
 
@@ -21,10 +22,10 @@ const maxFile = 64 << 20
 type Command struct {
 	streams.Connection
 
-	Pool      string        `required:"" env:"WARMPATH_POOL" help:"Pool whose router is asked."`
-	File      string        `required:"" placeholder:"FILE" help:"Request as a client sends it: the JSON body of a chat completion or a completion; - is standard input."`
-	Tokenizer string        `placeholder:"SOURCE" help:"What makes the tokens: the folder of a model, bytes (simulated engines), or the URL of an engine, which is asked. Without it the router does, by its own --tokenizer."`
-	Engine    string        `name:"engine-kind" enum:"vllm,sglang" default:"vllm" help:"Whose rules a chat template is rendered by, and kind of the engine that --tokenizer URL is: vllm or sglang."`
+	Pool      string `required:"" env:"WARMPATH_POOL" help:"Pool whose router is asked."`
+	File      string `required:"" placeholder:"FILE" help:"Request as a client sends it: the JSON body of a chat completion or a completion; - is standard input."`
+	Tokenizer string `placeholder:"SOURCE" help:"What makes the tokens: the folder of a model, bytes (simulated engines), or the URL of an engine, which is asked. Without it the router does, by its own --tokenizer."`
+	tokensource.Rendering
 	EngineKey string        `env:"WARMPATH_ENGINE_KEY" placeholder:"KEY" help:"API key that the engine is shown; best given by the environment."`
 	LoRA      string        `name:"lora" help:"LoRA adapter; default is the request's model where the fleet lists it as an adapter."`
 	Salt      string        `help:"Cache salt in place of the request's own, such as the gateway's for a tenant."`

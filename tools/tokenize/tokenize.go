@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"warmpath/routing/blockkey"
+	"warmpath/services/tokensource"
 	"warmpath/tokenize/chat"
 	"warmpath/tokenize/model"
 )
@@ -24,23 +25,22 @@ const maxInput = 64 << 20
 
 // Command is `warmpath tokenize`.
 type Command struct {
-	Model        string    `required:"" type:"existingdir" placeholder:"DIR" help:"Hugging Face model directory: tokenizer.json, tokenizer_config.json and chat templates."`
-	Text         *string   `xor:"input" help:"Tokenize this text, as the prompt of a completion."`
-	File         string    `xor:"input" placeholder:"FILE" help:"Tokenize a file's text; - or neither of these is standard input."`
-	Chat         string    `xor:"input" placeholder:"FILE" help:"Tokenize a chat request, a JSON file such as is sent to /v1/chat/completions; - is standard input."`
-	ChatTemplate string    `placeholder:"FILE" help:"Use this chat template instead of the directory's, as vLLM's option of that name does."`
-	Engine       string    `enum:"vllm,sglang" default:"vllm" help:"Whose way with messages and tools is followed, with --chat: vllm or sglang."`
-	Date         time.Time `format:"2006-01-02" placeholder:"DAY" help:"The day that templates print, such as 2026-07-26, to make again what was made then; default is today."`
-	Verbatim     bool      `help:"Give a chat's messages to the template as they are, without what the engine does to them."`
-	Special      *bool     `negatable:"" help:"Put the tokenizer's special tokens around it, or not; default is what engines do: for texts yes, for chats as the request says."`
-	Render       bool      `help:"Print the text that is tokenized, too: a chat's rendered prompt."`
-	Pieces       bool      `help:"Print each token's text beside its id."`
-	Keys         bool      `help:"Print the keys of the full blocks, too."`
-	BlockTokens  int       `default:"16" help:"Tokens in a block, with --keys: the pool's block size."`
-	ModelName    string    `help:"The pool's model name, with --keys; default is the directory's name."`
-	LoRA         string    `name:"lora" help:"LoRA adapter's name, with --keys."`
-	Salt         string    `help:"Cache salt, with --keys."`
-	JSON         bool      `name:"json" help:"Print one JSON object."`
+	Model string  `required:"" type:"existingdir" placeholder:"DIR" help:"Hugging Face model directory: tokenizer.json, tokenizer_config.json and chat templates."`
+	Text  *string `xor:"input" help:"Tokenize this text, as the prompt of a completion."`
+	File  string  `xor:"input" placeholder:"FILE" help:"Tokenize a file's text; - or neither of these is standard input."`
+	Chat  string  `xor:"input" placeholder:"FILE" help:"Tokenize a chat request, a JSON file such as is sent to /v1/chat/completions; - is standard input."`
+	tokensource.Rendering
+	Date        time.Time `format:"2006-01-02" placeholder:"DAY" help:"The day that templates print, such as 2026-07-26, to make again what was made then; default is today."`
+	Verbatim    bool      `help:"Give a chat's messages to the template as they are, without what the engine does to them."`
+	Special     *bool     `negatable:"" help:"Put the tokenizer's special tokens around it, or not; default is what engines do: for texts yes, for chats as the request says."`
+	Render      bool      `help:"Print the text that is tokenized, too: a chat's rendered prompt."`
+	Pieces      bool      `help:"Print each token's text beside its id."`
+	Keys        bool      `help:"Print the keys of the full blocks, too."`
+	BlockTokens int       `default:"16" help:"Tokens in a block, with --keys: the pool's block size."`
+	ModelName   string    `help:"The pool's model name, with --keys; default is the directory's name."`
+	LoRA        string    `name:"lora" help:"LoRA adapter's name, with --keys."`
+	Salt        string    `help:"Cache salt, with --keys."`
+	JSON        bool      `name:"json" help:"Print one JSON object."`
 }
 
 // Result is what the command prints with --json.
@@ -96,19 +96,12 @@ func (c *Command) run(stdin io.Reader, stdout io.Writer) error {
 }
 
 func (c *Command) load() (*model.Model, error) {
-	options := model.Options{}
-	if c.Engine == "sglang" {
-		options.Chat.Engine = chat.SGLang
+	options, err := c.Options()
+	if err != nil {
+		return nil, err
 	}
 	if !c.Date.IsZero() {
 		options.Chat.Now = func() time.Time { return c.Date }
-	}
-	if c.ChatTemplate != "" {
-		text, err := os.ReadFile(c.ChatTemplate)
-		if err != nil {
-			return nil, fmt.Errorf("--chat-template: %w", err)
-		}
-		options.ChatTemplate = string(text)
 	}
 	return model.Load(c.Model, options)
 }

@@ -71,8 +71,10 @@ func TestTokenize(t *testing.T) {
 		{"template", "", []string{"--chat", chat, "--chat-template", write(t, "t.jinja", "{{ messages[0].content }}"), "--render"}, "hello\n259\n"},
 		{"date", "", []string{"--chat", chat, "--chat-template", write(t, "t.jinja", "{{ strftime_now('%d %b %Y') }}"), "--render", "--date", "2025-02-03", "--json"},
 			`{"model":"tiny","rendered":"03 Feb 2025","count":11,"ids":[15,18,220,37,68,65,220,17,15,17,20]}` + "\n"},
-		{"engine", `[{"role":"assistant","content":"hello"}]`, []string{"--chat", "-", "--engine", "sglang", "--chat-template", write(t, "t.jinja", "{{ messages[0].role }}"), "--render", "--json"},
+		{"engine", `[{"role":"assistant","content":"hello"}]`, []string{"--chat", "-", "--engine-kind", "sglang", "--chat-template", write(t, "t.jinja", "{{ messages[0].role }}"), "--render", "--json"},
 			`{"model":"tiny","rendered":"user","count":4,"ids":[84,82,68,81]}` + "\n"},
+		{"content format", "", []string{"--chat", chat, "--chat-template", write(t, "t.jinja", "{{ messages[0].content[0].text }}"), "--chat-template-content-format", "openai"}, "259\n"},
+		{"template's variables", "", []string{"--chat", chat, "--chat-template", write(t, "t.jinja", "{{ words }}"), "--default-chat-template-kwargs", `{"words":"hello"}`}, "259\n"},
 		{"verbatim", `[{"role":"user","content":"hello","x":"hello"}]`, []string{"--chat", "-", "--verbatim", "--chat-template", write(t, "t.jinja", "{{ messages[0].x }}")}, "259\n"},
 	} {
 		if got, err := run(t, c.stdin, c.args...); err != nil || got != c.want {
