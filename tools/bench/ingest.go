@@ -74,7 +74,7 @@ func (b *bench) ingest(ctx context.Context, length time.Duration) error {
 		return fmt.Errorf("make data directory: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(dir) }() // in a temporary directory
-	defer b.collectLate()()
+	defer collectLate()()
 	stores, full := newIngestFrames(false), newIngestFrames(true)
 	return serve(dir, func(server *natsserver.Server) error {
 		for _, traffic := range []struct {

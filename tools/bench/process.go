@@ -26,11 +26,8 @@ const lateLimit = 2 << 30
 // the function returned ends that. This process plays a server, engines and
 // gateways at once, on the cores of what is measured: on two of them its
 // collections are what the slowest hundredth waits for, and no part of it.
-func (b *bench) collectLate() func() {
+func collectLate() func() {
 	percent, limit := debug.SetGCPercent(-1), debug.SetMemoryLimit(lateLimit)
-	if !b.quick {
-		touch()
-	}
 	return func() {
 		debug.SetGCPercent(percent)
 		debug.SetMemoryLimit(limit)

@@ -66,7 +66,10 @@ func (c *Route) run(ctx context.Context, stdout io.Writer) error {
 	if c.Quick {
 		b.rounds, length, rate, gatewayRate = 1, min(length, 500*time.Millisecond), min(rate, 100), min(gatewayRate, 20)
 	}
-	defer b.collectLate()()
+	defer collectLate()()
+	if !c.Quick {
+		touch()
+	}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(roles * runtime.NumCPU()))
 	selected, err := choose(c.Only, []part{
 		{"decision", func(b *bench, ctx context.Context) error {
