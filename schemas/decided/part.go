@@ -31,41 +31,54 @@ func Read(data []byte) (Part, error) { return read(data, nil) }
 // read is Read for who may know the keys already.
 func read(data []byte, known []uint64) (Part, error) {
 	p := Part{Decided: &pb.Decided{}}
-	others, first := 0, 0 // where fields begin that are decoded, and the candidates
-	c := cursor{rest: data}
-	for at := 0; c.next(); at += len(c.field) {
-		candidate, keys := c.has(candidatesField), c.has(keysField) && same(c.bytes(), known)
-		if !candidate && !keys {
-			continue
-		}
-		if err := merge.Unmarshal(data[others:at], p.Decided); err != nil {
-			return Part{}, err
-		}
-		others = at + len(c.field)
+	first, keyed := 0, false // where the candidates begin, and whether keys were seen
+	err := unmarshal(data, p.Decided, func(c *cursor, at int) bool {
+		end := at + len(c.field)
 		switch {
-		case keys:
-			if p.Keys == nil {
-				p.Keys = known[:len(known):len(known)] // another such field would add to them
-			} else {
-				p.Keys = append(p.Keys, known...)
+		case c.has(keysField) && !keyed:
+			keyed = true // another such field adds to them
+			if !same(c.bytes(), known) {
+				return false
 			}
+			p.Keys = known[:len(known):len(known)]
+		case !c.has(candidatesField):
+			return false
 		case p.candidates == nil:
 			first = at
 			fallthrough
 		case first+len(p.candidates) == at:
-			p.candidates = data[first:others:others]
+			p.candidates = data[first:end:end]
 		default: // they do not stand together: this copies them
 			first = len(data)
 			p.candidates = append(p.candidates, c.field...)
 		}
-	}
-	if c.err != nil {
-		return Part{}, c.err
-	}
-	if err := merge.Unmarshal(data[others:], p.Decided); err != nil {
+		return true
+	})
+	if err != nil {
 		return Part{}, err
 	}
 	return p, p.choose()
+}
+
+// unmarshal decodes into m the fields that take, told where each begins, does not
+// take.
+func unmarshal(data []byte, m proto.Message, take func(c *cursor, at int) bool) error {
+	merge := proto.UnmarshalOptions{Merge: true}
+	begin := 0 // of fields that were not taken
+	c := cursor{rest: data}
+	for at := 0; c.next(); at += len(c.field) {
+		if !take(&c, at) {
+			continue
+		}
+		if err := merge.Unmarshal(data[begin:at], m); err != nil {
+			return err
+		}
+		begin = at + len(c.field)
+	}
+	if c.err != nil {
+		return c.err
+	}
+	return merge.Unmarshal(data[begin:], m)
 }
 
 // same says whether packed keys are the known ones.
@@ -80,8 +93,6 @@ func same(packed []byte, known []uint64) bool {
 	}
 	return true
 }
-
-var merge = proto.UnmarshalOptions{Merge: true}
 
 // choose decodes the candidate that was chosen.
 func (p *Part) choose() error {
@@ -109,28 +120,21 @@ func (p *Part) choose() error {
 func ReadAnswer(data []byte, asked []uint64) (*pb.RouteResponse, Part, error) {
 	answer := &pb.RouteResponse{}
 	var decision []byte
-	others := 0
-	c := cursor{rest: data}
-	for at := 0; c.next(); at += len(c.field) {
+	decisions := 0
+	err := unmarshal(data, answer, func(c *cursor, _ int) bool {
 		if !c.has(decisionField) {
-			continue
-		}
-		if decision != nil {
-			return nil, Part{}, fmt.Errorf("%w of ours: it has two decisions", errWire)
+			return false
 		}
 		decision = c.bytes()
-		if err := merge.Unmarshal(data[others:at], answer); err != nil {
-			return nil, Part{}, err
-		}
-		others = at + len(c.field)
-	}
-	if c.err != nil {
-		return nil, Part{}, c.err
-	}
-	if err := merge.Unmarshal(data[others:], answer); err != nil {
+		decisions++
+		return true
+	})
+	switch {
+	case err != nil:
 		return nil, Part{}, err
-	}
-	if decision == nil {
+	case decisions > 1:
+		return nil, Part{}, fmt.Errorf("%w of ours: it has two decisions", errWire)
+	case decisions == 0:
 		return answer, Part{}, nil
 	}
 	p, err := read(decision, asked)
