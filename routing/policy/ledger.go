@@ -123,6 +123,14 @@ func (l *Ledger) account(replica string) *account {
 	return a
 }
 
+// look is a replica's account to read, an empty one where nothing is known.
+func (l *Ledger) look(replica string) *account {
+	if a := l.replicas[replica]; a != nil {
+		return a
+	}
+	return &account{}
+}
+
 // ApplyDecided counts a decision as in flight, until its outcome, its move or
 // the end of its lease, which starts at nowUS. One that is in flight already,
 // or whose request has ended, changes nothing.
@@ -258,10 +266,7 @@ func (l *Ledger) Terms(replica string, nowUS int64) *pb.LoadTerms {
 // FillTerms is Terms into an empty message and an age of the caller's, who makes
 // many at once. It returns PrefillRate of the replica.
 func (l *Ledger) FillTerms(terms *pb.LoadTerms, age *int64, replica string, nowUS int64) (prefillRate float64) {
-	a := l.replicas[replica]
-	if a == nil {
-		return l.rates.of(nil)
-	}
+	a := l.look(replica)
 	a.fillTerms(terms, age, nowUS, &l.cfg)
 	return l.rates.of(&a.speed)
 }

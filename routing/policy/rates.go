@@ -44,7 +44,7 @@ type rates struct {
 }
 
 func (r *rates) hint(s *speed) float64 {
-	if s != nil && s.hint > 0 {
+	if s.hint > 0 {
 		return s.hint
 	}
 	return r.standard
@@ -65,18 +65,13 @@ func (l *Ledger) SetPrefillRateHint(replica string, tokensPerSecond float64) {
 // PrefillRate is the prefill speed to expect of a replica, tokens a second: what
 // its outcomes say, drawn towards its hint and the pool's outcomes.
 func (l *Ledger) PrefillRate(replica string) float64 {
-	if a := l.replicas[replica]; a != nil {
-		return l.rates.of(&a.speed)
-	}
-	return l.rates.of(nil)
+	return l.rates.of(&l.look(replica).speed)
 }
 
-// of is the speed to expect of a replica of which s, or nothing, is known.
+// of is the speed to expect of a replica of which s is known.
 func (r *rates) of(s *speed) float64 {
-	factor := (poolPrior + r.pool.expected) / (poolPrior + r.pool.actual)
-	if s != nil {
-		factor = (float64(replicaPrior*factor) + s.expected) / (replicaPrior + s.actual)
-	}
+	pooled := (poolPrior + r.pool.expected) / (poolPrior + r.pool.actual)
+	factor := (float64(replicaPrior*pooled) + s.expected) / (replicaPrior + s.actual)
 	return r.hint(s) * min(max(factor, 1/speedLimit), speedLimit)
 }
 

@@ -3,6 +3,7 @@ package router
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -105,66 +106,69 @@ type shape struct {
 	blockTokens uint32
 }
 
+// served is a shape and how many live replicas have it.
+type served struct {
+	shape
+	replicas int
+}
+
+// shapes are those that live replicas have: mostly one, so a list is searched.
+func shapes(fleet []seen) []served {
+	var all []served
+	for _, f := range fleet {
+		s := shape{f.entry.Model, f.entry.BlockTokens}
+		if f.dead || s.blockTokens == 0 || s.blockTokens > math.MaxInt32 {
+			continue
+		}
+		at := slices.IndexFunc(all, func(one served) bool { return one.shape == s })
+		if at < 0 {
+			at, all = len(all), append(all, served{shape: s})
+		}
+		all[at].replicas++
+	}
+	return all
+}
+
 // shapeOf finds the model and block size that a request is for among the fleet.
 // A pool has one of each; while it changes, the one that fits the request is
 // taken, and of several that fit, the one most replicas have.
 func shapeOf(q *asked, fleet []seen) (shape, error) {
-	if s := uniform(fleet); s.blockTokens != 0 && (q.model == "" || q.model == s.model) && fits(q, s.blockTokens) {
-		return s, nil
-	}
-	counts := map[shape]int{}
-	models := map[string]bool{}
-	for _, s := range fleet {
-		if s.dead || s.entry.BlockTokens == 0 || s.entry.BlockTokens > math.MaxInt32 {
-			continue
-		}
-		models[s.entry.Model] = true
-		if q.model == "" || s.entry.Model == q.model {
-			counts[shape{s.entry.Model, s.entry.BlockTokens}]++
-		}
-	}
-	if len(models) == 0 {
+	all := shapes(fleet)
+	if len(all) == 0 {
 		return shape{}, &refusal{pb.RouteErrorCode_ROUTE_ERROR_CODE_NO_REPLICA,
 			"no replica of the pool is alive; start an engine with its bridge, or look at bucket " + streams.FleetBucket}
 	}
-	if len(counts) == 0 {
-		return shape{}, &refusal{pb.RouteErrorCode_ROUTE_ERROR_CODE_NO_REPLICA,
-			fmt.Sprintf("no live replica serves model %q; served: %s", q.model, listed(models))}
+	if q.model == "" && slices.ContainsFunc(all, func(s served) bool { return s.model != all[0].model }) {
+		return shape{}, invalid("model is empty and the pool serves %s; name one", models(all))
 	}
-	if q.model == "" && len(models) > 1 {
-		return shape{}, invalid("model is empty and the pool serves %s; name one", listed(models))
-	}
-	var best shape
-	for s, n := range counts {
-		if !fits(q, s.blockTokens) {
+	var best served
+	known := false
+	for _, s := range all {
+		if q.model != "" && s.model != q.model {
 			continue
 		}
-		if n > counts[best] || n == counts[best] && s.blockTokens < best.blockTokens {
+		known = true
+		if fits(q, s.blockTokens) && (s.replicas > best.replicas || s.replicas == best.replicas && s.blockTokens < best.blockTokens) {
 			best = s
 		}
 	}
-	if best.blockTokens == 0 {
-		return shape{}, misfit(q, counts)
+	switch {
+	case !known:
+		return shape{}, &refusal{pb.RouteErrorCode_ROUTE_ERROR_CODE_NO_REPLICA,
+			fmt.Sprintf("no live replica serves model %q; served: %s", q.model, models(all))}
+	case best.replicas == 0:
+		return shape{}, misfit(q, all)
 	}
-	return best, nil
+	return best.shape, nil
 }
 
-// uniform is the shape that all live replicas have; the zero shape when they have
-// several or one that is none.
-func uniform(fleet []seen) (s shape) {
-	for _, f := range fleet {
-		if f.dead {
-			continue
-		}
-		one := shape{f.entry.Model, f.entry.BlockTokens}
-		if s == (shape{}) {
-			s = one
-		}
-		if s != one || one.blockTokens > math.MaxInt32 {
-			return shape{}
-		}
+// models lists the models of shapes for a message.
+func models(all []served) string {
+	names := map[string]bool{}
+	for _, s := range all {
+		names[s.model] = true
 	}
-	return s
+	return listed(names)
 }
 
 // fits says whether the request's keys can be those of its full blocks.
@@ -172,10 +176,12 @@ func fits(q *asked, blockTokens uint32) bool {
 	return q.form != formKeys || uint64(len(q.Keys)) == q.PromptTokens/uint64(blockTokens)
 }
 
-func misfit(q *asked, counts map[shape]int) error {
+func misfit(q *asked, all []served) error {
 	sizes := map[string]bool{}
-	for s := range counts {
-		sizes[fmt.Sprint(s.blockTokens)] = true
+	for _, s := range all {
+		if q.model == "" || s.model == q.model {
+			sizes[fmt.Sprint(s.blockTokens)] = true
+		}
 	}
 	return invalid("keys has %d keys, which %d prompt_tokens do not give with the pool's block size of %s tokens; send the keys of all full blocks of that size, or token_ids",
 		len(q.Keys), q.PromptTokens, listed(sizes))
