@@ -182,26 +182,31 @@ func seed(requestID string, attempt uint32) uint64 {
 // that the publisher has no room for is counted and logged as lost.
 func (g *Gateway) publish(ctx context.Context, rq *request, attempt uint32, kind string, event proto.Message) {
 	message, err := streams.NewMessage(g.subject(), streams.RouteID(rq.message, attempt, kind), event)
-	g.handOrLose(ctx, rq, kind, message, err)
+	g.handOrLose(ctx, rq.id, kind, message, err)
 }
 
 // publishDecision is publish for a decision that may be known in part.
 func (g *Gateway) publishDecision(ctx context.Context, rq *request, d decided.Part) {
 	data, err := d.Append(nil)
 	message := streams.Message{Subject: g.subject(), ID: streams.RouteID(rq.message, d.Attempt, kindDecided), Schema: decided.Schema, Data: data}
-	g.handOrLose(ctx, rq, kindDecided, message, err)
+	g.handOrLose(ctx, rq.id, kindDecided, message, err)
 }
 
 func (g *Gateway) subject() string { return streams.RouteSubject(g.cfg.Pool, g.cfg.Name) }
 
-// handOrLose gives a message to the publisher, unless it could not be made.
-func (g *Gateway) handOrLose(ctx context.Context, rq *request, kind string, message streams.Message, err error) {
+// handOrLose gives a message to the publisher, unless it could not be made. request
+// is the one that it is about, empty for none.
+func (g *Gateway) handOrLose(ctx context.Context, request, kind string, message streams.Message, err error) {
 	if err == nil {
 		err = g.hand(ctx, message)
 	}
 	if err != nil {
 		g.metrics.lost.WithLabelValues(kind).Inc()
-		g.log.Error("an event could not be published and is lost", "request", rq.id, "kind", kind, "error", err)
+		log := g.log
+		if request != "" {
+			log = log.With("request", request)
+		}
+		log.Error("an event could not be published and is lost", "kind", kind, "error", err)
 	}
 }
 

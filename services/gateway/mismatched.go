@@ -109,14 +109,8 @@ func (g *Gateway) probe(p tokensource.Prompt, replica string) {
 
 // put publishes an event that belongs to no request.
 func (g *Gateway) put(ctx context.Context, id, kind string, event *pb.Mismatch) {
-	message, err := streams.NewMessage(streams.RouteSubject(g.cfg.Pool, g.cfg.Name), id, event)
-	if err == nil {
-		err = g.hand(ctx, message)
-	}
-	if err != nil {
-		g.metrics.lost.WithLabelValues(kind).Inc()
-		g.log.Error("an event could not be published and is lost", "kind", kind, "error", err)
-	}
+	message, err := streams.NewMessage(g.subject(), id, event)
+	g.handOrLose(ctx, "", kind, message, err)
 }
 
 // serveMismatches lists the alarms that are on, and where tokens come from.
