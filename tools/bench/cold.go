@@ -61,7 +61,7 @@ func (b *bench) cold(ctx context.Context) error {
 				return err
 			}
 			started, err := past.start(ctx, server)
-			p.floors, p.values = append(p.floors, read), append(p.values, started)
+			p.add(read, started)
 			return err
 		})
 		if err := errors.Join(err, os.RemoveAll(used)); err != nil {

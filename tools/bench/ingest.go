@@ -95,7 +95,7 @@ func (b *bench) ingest(ctx context.Context, length time.Duration) error {
 				if err != nil {
 					return err
 				}
-				p.floors, p.values = append(p.floors, floor), append(p.values, rate)
+				p.add(floor, rate)
 			}
 			if err := b.report(p.figure(traffic.name, "blocks/s"), traffic.limit); err != nil {
 				return err

@@ -169,7 +169,7 @@ func (b *bench) busy(ctx context.Context) error {
 	var quiet pair
 	for range b.rounds {
 		x, y := alone()
-		quiet.floors, quiet.values = append(quiet.floors, x), append(quiet.values, y)
+		quiet.add(x, y)
 	}
 	if err := b.report(quiet.figure("apply, removals and repeated stores", "entries/s"), nil); err != nil {
 		return err

@@ -72,11 +72,16 @@ func interleave(rounds int, floor, ours func() float64) pair {
 	var p pair
 	for range rounds {
 		runtime.GC()
-		p.floors = append(p.floors, floor())
+		below := floor()
 		runtime.GC()
-		p.values = append(p.values, ours())
+		p.add(below, ours())
 	}
 	return p
+}
+
+// add takes what both came to in a round.
+func (p *pair) add(floor, value float64) {
+	p.floors, p.values = append(p.floors, floor), append(p.values, value)
 }
 
 // figure is the median of both, and of the rounds' ratios. Where there are not as

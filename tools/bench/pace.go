@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"time"
 )
@@ -25,13 +26,15 @@ type pacer struct {
 }
 
 // pace calls what prepare returns at each moment that is due until length is over,
-// and returns when all calls have ended, with an error when the alarm failed.
+// and returns when all calls have ended, with an error when the alarm failed. Garbage
+// is collected before, not meanwhile.
 func pace(ctx context.Context, rate float64, length time.Duration, prepare func(n int) func(due time.Time)) error {
 	bell, err := newAlarm()
 	if err != nil {
 		return err
 	}
 	defer bell.close()
+	runtime.GC()
 	p := &pacer{bell: bell, rate: rate, length: length, began: time.Now(), prepare: prepare, turns: make(chan int)}
 	p.calls.Go(func() { p.run(ctx, 0) })
 	p.calls.Wait()

@@ -149,10 +149,10 @@ func (b *bench) decisions(ctx context.Context, server *natsserver.Server, rate f
 		}
 		undecided += got.undecided
 		astray += got.astray
-		p50.floors, p50.values = append(p50.floors, median(floor.total)), append(p50.values, median(got.total))
-		p99.floors, p99.values = append(p99.floors, quantile(floor.total, 0.99)), append(p99.values, quantile(got.total, 0.99))
-		due50.floors, due50.values = append(due50.floors, median(floor.sinceDue)), append(due50.values, median(got.sinceDue))
-		due99.floors, due99.values = append(due99.floors, quantile(floor.sinceDue, 0.99)), append(due99.values, quantile(got.sinceDue, 0.99))
+		p50.add(median(floor.total), median(got.total))
+		p99.add(quantile(floor.total, 0.99), quantile(got.total, 0.99))
+		due50.add(median(floor.sinceDue), median(got.sinceDue))
+		due99.add(quantile(floor.sinceDue, 0.99), quantile(got.sinceDue, 0.99))
 		late.values = append(late.values, median(got.late))
 		steps.add(floor, got)
 	}

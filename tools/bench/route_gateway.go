@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -277,7 +276,6 @@ func (s *streamer) load(ctx context.Context, rate float64, length time.Duration)
 	var mu sync.Mutex
 	bad := make([]bool, pairs)
 	var fault error
-	runtime.GC() // before, not meanwhile
 	seed := int(time.Now().UnixNano() >> 10 & (1<<40 - 1))
 	err := pace(ctx, 2*rate, length, func(n int) func(time.Time) {
 		one, way := n/2, (n+n/2)%2 // each way goes first as often as the other
@@ -332,8 +330,8 @@ func (a *addedTimes) add(times [2][]float64) {
 	for i := range added {
 		added[i] = times[1][i] - times[0][i]
 	}
-	a.p50.floors, a.p50.values = append(a.p50.floors, median(times[0])), append(a.p50.values, median(added))
-	a.p99.floors, a.p99.values = append(a.p99.floors, quantile(times[0], 0.99)), append(a.p99.values, quantile(added, 0.99))
+	a.p50.add(median(times[0]), median(added))
+	a.p99.add(quantile(times[0], 0.99), quantile(added, 0.99))
 }
 
 func (a *addedTimes) report(b *bench, name string) error {

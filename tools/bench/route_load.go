@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"time"
 
@@ -39,6 +38,13 @@ type loadTimes struct {
 	fault             error
 }
 
+// add takes a request that was due, was made and was answered then.
+func (t *loadTimes) add(due, began, end time.Time) {
+	t.total = append(t.total, milliseconds(end.Sub(began)))
+	t.sinceDue = append(t.sinceDue, milliseconds(end.Sub(due)))
+	t.late = append(t.late, milliseconds(began.Sub(due)))
+}
+
 func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
 
 // load asks the router as gateways do, and publishes the decisions and how the
@@ -48,7 +54,6 @@ func (p *askedPool) load(ctx context.Context, rate float64, length time.Duration
 	ctx, cancel := context.WithTimeout(ctx, length+coldWithin)
 	defer cancel()
 	t := &loadTimes{}
-	runtime.GC() // before, not meanwhile
 	run := time.Now().UnixNano()
 	subject := streams.ServiceSubject(pool)
 	err := pace(ctx, rate, length, func(n int) func(time.Time) {
@@ -94,9 +99,7 @@ func (p *askedPool) one(ctx context.Context, t *loadTimes, n int, request *pb.Ro
 	if d.Chosen != p.names[asked.owner] {
 		t.astray++
 	}
-	t.total = append(t.total, milliseconds(end.Sub(began)))
-	t.sinceDue = append(t.sinceDue, milliseconds(end.Sub(due)))
-	t.late = append(t.late, milliseconds(began.Sub(due)))
+	t.add(due, began, end)
 	t.encode = append(t.encode, milliseconds(sent.Sub(began)))
 	t.decode = append(t.decode, milliseconds(end.Sub(back)))
 	t.decide = append(t.decide, float64(d.DecideUs)/1e3)
@@ -221,7 +224,6 @@ func (e *echo) load(ctx context.Context, rate float64, length time.Duration) (*l
 	ctx, cancel := context.WithTimeout(ctx, length+coldWithin)
 	defer cancel()
 	t := &loadTimes{}
-	runtime.GC() // as for what is compared with it
 	err := pace(ctx, rate, length, func(int) func(time.Time) {
 		return func(due time.Time) {
 			within, cancel := context.WithTimeout(ctx, patience)
@@ -234,9 +236,7 @@ func (e *echo) load(ctx context.Context, rate float64, length time.Duration) (*l
 			}
 			t.mu.Lock()
 			defer t.mu.Unlock()
-			t.total = append(t.total, milliseconds(end.Sub(began)))
-			t.sinceDue = append(t.sinceDue, milliseconds(end.Sub(due)))
-			t.late = append(t.late, milliseconds(began.Sub(due)))
+			t.add(due, began, end)
 			t.fault = errors.Join(t.fault, err)
 		}
 	})

@@ -271,7 +271,7 @@ func (b *bench) samples(floor func(), ours func() float64) (medians, tails pair)
 		for i := range n {
 			values[i] = ours()
 		}
-		medians.floors, medians.values = append(medians.floors, median(floors)), append(medians.values, median(values))
+		medians.add(median(floors), median(values))
 		tails.values = append(tails.values, quantile(values, 0.99))
 	}
 	return medians, tails
