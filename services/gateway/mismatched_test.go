@@ -131,7 +131,7 @@ func TestReadersOfRouteKnowAlarms(t *testing.T) {
 	if _, err := tables.Apply(t.Context(), conn); err != nil {
 		t.Fatal(err)
 	}
-	w.run(analytics.New(analytics.Config{Cut: analytics.CutConfig{Rows: 1}, Grace: time.Millisecond}, w.js, conn, prometheus.NewRegistry()).Run)
+	streamstest.Run(w, analytics.New(analytics.Config{Cut: analytics.CutConfig{Rows: 1}, Grace: time.Millisecond}, w.js, conn, prometheus.NewRegistry()).Run)
 	w.until("a row for each request", func() bool {
 		var rows, requests uint64
 		if err := conn.QueryRow(w.context(), "SELECT count(), uniqExact(request_id) FROM requests WHERE pool = 'usage-off' AND status = 'ok'").Scan(&rows, &requests); err != nil {

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -104,7 +103,7 @@ func newWorld(t *testing.T, server *natsserver.Server, pool string, d deployment
 	var err error
 	w.router, err = router.New(router.Config{Pool: pool, NoSnapshots: true}, nc, js, w.routes)
 	w.must(err)
-	w.run(w.router.Run)
+	streamstest.Run(w, w.router.Run)
 	wait(w.env, "the router", w.router.Ready())
 	w.serve()
 	for range 10 {
@@ -118,26 +117,6 @@ func (w *world) must(err error) {
 	if err != nil {
 		w.Fatal(err)
 	}
-}
-
-// run runs something until the test ends, in which it must end well.
-func (w *world) run(run func(context.Context) error) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- run(ctx) }()
-	stopped := false
-	stop = func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		cancel()
-		if err := <-done; err != nil {
-			w.Error(err)
-		}
-	}
-	w.Cleanup(stop)
-	return stop
 }
 
 // bridge puts a bridge beside the engines.
@@ -154,7 +133,7 @@ func (w *world) bridge() {
 	b, err := bridge.New(cfg, w.js, prometheus.NewRegistry())
 	w.must(err)
 	w.bridged = b.State
-	w.run(b.Run)
+	streamstest.Run(w, b.Run)
 	if w.kv == "" {
 		for _, n := range w.engines {
 			w.must(n.wire.AwaitSubscribers(w.context(), 1))
@@ -202,7 +181,7 @@ func (w *world) serve() {
 	}, w.nc, w.js, reg)
 	w.must(err)
 	w.gateway = &running{Gateway: g, env: w.env, reg: reg}
-	w.gateway.stop = w.run(g.Run)
+	w.gateway.stop = streamstest.Run(w, g.Run)
 	w.until("live replicas", func() bool { return len(g.view.Live()) == len(w.engines) })
 }
 

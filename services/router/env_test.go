@@ -218,22 +218,7 @@ func (e *env) launch(cfg Config) *running {
 	if err != nil {
 		e.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx) }()
-	stopped := false
-	stop := func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		cancel()
-		if err := <-done; err != nil {
-			e.Errorf("run: %v", err)
-		}
-	}
-	e.Cleanup(stop)
-	return &running{r, e, stop}
+	return &running{r, e, streamstest.Run(e, r.Run)}
 }
 
 // reaches waits until the router has folded up to a KV sequence.

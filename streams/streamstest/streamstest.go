@@ -179,3 +179,25 @@ func Main(m *testing.M) {
 	}
 	goleak.VerifyTestMain(m)
 }
+
+// Run runs a service until the test ends, or stop is called, which may be again: it
+// must end without an error then.
+func Run(t testing.TB, service func(context.Context) error) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- service(ctx) }()
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("run: %v", err)
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}

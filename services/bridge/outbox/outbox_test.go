@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"bytes"
-	"context"
 	"os"
 	"testing"
 
@@ -24,27 +23,6 @@ func store(keys ...uint64) []*pb.KVEvent {
 
 func clearing() []*pb.KVEvent {
 	return []*pb.KVEvent{{Event: &pb.KVEvent_Clear{Clear: &pb.KVClear{}}}}
-}
-
-// start runs an outbox until the test ends, or stop is called.
-func start(t *testing.T, o *Outbox) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- o.Run(ctx) }()
-	stopped := false
-	stop = func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(stop)
-	return stop
 }
 
 // history reads what the stream holds of the replica.
@@ -94,7 +72,7 @@ func TestBatchesComeInOrder(t *testing.T) {
 	_, js := streamstest.Connect(t, server.URL(""))
 	streamstest.Apply(t, js, 1, pool)
 	o := New(Config{Pool: pool, Replica: replica, BlockTokens: 16}, js)
-	start(t, o)
+	streamstest.Run(t, o.Run)
 	o.Begin("start", 1, clearing(), nil)
 	for i := range uint64(3000) {
 		o.Push(int64(i), store(i), &i)
@@ -129,7 +107,7 @@ func TestServerAway(t *testing.T) {
 	streamstest.Apply(t, js, 1, pool)
 	dir := t.TempDir()
 	o := New(Config{Pool: pool, Replica: replica, MemoryBytes: 4 << 10, SpoolDir: dir}, js)
-	start(t, o)
+	streamstest.Run(t, o.Run)
 	o.Begin("start", 1, clearing(), nil)
 	streamstest.Until(t, drained(o))
 	process.Kill()
@@ -161,7 +139,7 @@ func TestOverflowBeginsAnEpoch(t *testing.T) {
 	_, js := streamstest.Connect(t, process.URL())
 	streamstest.Apply(t, js, 1, pool)
 	o := New(Config{Pool: pool, Replica: replica, MemoryBytes: 1 << 10, SpoolBytes: 1 << 10, SpoolDir: t.TempDir()}, js)
-	start(t, o)
+	streamstest.Run(t, o.Run)
 	o.Begin("start", 1, clearing(), nil)
 	streamstest.Until(t, drained(o))
 	process.Kill()
@@ -198,7 +176,7 @@ func TestAnotherPublisher(t *testing.T) {
 	other := New(Config{Pool: pool, Replica: replica}, js)
 	other.Follow(o.Stats().Epoch)
 	other.Begin("start", 1, clearing(), nil)
-	stop := start(t, other)
+	stop := streamstest.Run(t, other.Run)
 	streamstest.Until(t, drained(other))
 	stop()
 	// This outbox is made to look: as after batches whose outcome is unknown.
@@ -209,7 +187,7 @@ func TestAnotherPublisher(t *testing.T) {
 		t.Errorf("stats %+v", s)
 	}
 	o.Begin(ReasonConflict, 1, clearing(), nil)
-	start(t, o)
+	streamstest.Run(t, o.Run)
 	streamstest.Until(t, drained(o))
 	if n := contiguous(t, history(t, js)); n != 2 {
 		t.Errorf("%d epochs", n)
